@@ -6,7 +6,15 @@ from jax.experimental.pallas import tpu as pltpu
 
 from .block_table import measured_keys
 
-__all__ = ["DecodeBlocks", "blocks_of_drafts", "blocks_of_keys", "decode_blocks", "device_kind", "selects_16_bits"]
+__all__ = [
+    "DecodeBlocks",
+    "blocks_of_drafts",
+    "blocks_of_keys",
+    "decode_blocks",
+    "device_kind",
+    "has_wide_products",
+    "selects_16_bits",
+]
 
 
 class DecodeBlocks(NamedTuple):
@@ -47,6 +55,11 @@ def device_kind() -> str:
 def selects_16_bits() -> bool:
     """Whether the device compiled for chooses between 16-bit numbers in one operation."""
     return pltpu.is_tpu_device() and pltpu.get_tpu_info().generation >= 6
+
+
+def has_wide_products() -> bool:
+    """Whether the matrix unit compiled for has 256 columns; interpreted kernels do as the newest devices do."""
+    return not pltpu.is_tpu_device() or pltpu.get_tpu_info().mxu_column_size == 256
 
 
 def decode_blocks(kind: str, dtype: str, groups: int, page_size: int) -> DecodeBlocks:

@@ -156,7 +156,7 @@ def scratch_of(geometry: Geometry, stored: Any) -> list[Any]:
         pltpu.VMEM((heads, rows, LANES), jnp.float32),
         pltpu.VMEM((heads, rows, LANES), jnp.float32),
         pltpu.VMEM((heads, rows, geometry.value_tiles * LANES), jnp.float32),
-        pltpu.VMEM((1, columns), jnp.int32),
+        pltpu.VMEM((rows, columns), jnp.float32),
         pltpu.VMEM((columns, LANES), jnp.int32),
         pltpu.SemaphoreType.DMA((2,)),
         pltpu.SemaphoreType.DMA((2,)),

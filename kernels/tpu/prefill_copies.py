@@ -89,7 +89,7 @@ def page_copies(kernel: Kernel, cursor: Cursor, buffer: jax.Array) -> PageCopies
     """The copies of a key block's pages into a buffer, each to its place in the block.
 
     In place of an entry of the table that names no page the first page is copied, so that the bytes to wait for are the
-    same; `prefill_fold.number_slots` sees to it that nobody reads them.
+    same; `prefill_fold.mask_absent` sees to it that nobody reads them.
     """
     geometry, refs = kernel.geometry, kernel.refs
     first, count = pages_of(kernel, cursor)

@@ -2,7 +2,7 @@
 
 Scores are kept in the units of `score_units`. A row's maximum stands in all of 128 lanes; its sum is kept lane by lane,
 and added up once at the end. A block that all queries read as a whole is not masked; of the others the scores are
-masked, and the values of slots that nobody reads, which may be NaN, are zeroed.
+masked, and the numbers of slots that nobody reads, which may be NaN, are zeroed.
 """
 
 from functools import partial, reduce
@@ -20,7 +20,7 @@ from .prefill_memory import Kernel
 from .prefill_schedule import Field
 from .prefill_words import load_words, numbers_in
 
-__all__ = ["LOWEST", "fold_in", "number_slots"]
+__all__ = ["LOWEST", "fold_in"]
 
 LOWEST = -1.0e38
 """What maxima begin with: no score is lower, and what is masked is lower by as much again."""
@@ -28,11 +28,8 @@ LOWEST = -1.0e38
 _MASKED = 2 * LOWEST
 
 _UNROLLED_COPIES = 32
-"""Copies started amid the work on a few heads; more are started in a loop before it. On v6e 16 add 76 bundles, where a
-loop takes 14 for each."""
-
-_NOWHERE = 2**30
-"""The slot that stands for one that isn't there: behind the end of all blocks."""
+"""Copies started amid the work on a few heads; more are started in a loop before it, which takes 14 bundles for
+each."""
 
 
 def fold_in(kernel: Kernel, block: jax.Array, keys: jax.Array, buffer: jax.Array, copies: PageCopies) -> None:
@@ -47,7 +44,6 @@ def fold_in(kernel: Kernel, block: jax.Array, keys: jax.Array, buffer: jax.Array
     """
     if kernel.refs.words is not None:
         regroup(kernel, buffer)
-    pl.when(kernel.refs.counts[2] != 0)(partial(number_slots, kernel, block, keys))
     masked = needs_mask(kernel, block, keys)
     for rows, right in row_choices(kernel, block):
         for mask, wanted in ((True, masked), (False, jnp.logical_not(masked))):
@@ -74,36 +70,6 @@ def needs_mask(kernel: Kernel, block: jax.Array, keys: jax.Array) -> jax.Array:
     return jnp.logical_or(partly, kernel.refs.counts[2] + (geometry.columns - geometry.block_keys) > 0)
 
 
-def number_slots(kernel: Kernel, block: jax.Array | None = None, keys: jax.Array | None = None) -> None:
-    """Writes which slot each column and row of a key block stands for: none, where the table names no page.
-
-    Args:
-        kernel: the kernel.
-        block: the query block; None: every entry of the table names a page.
-        keys: its key block.
-    """
-    geometry, refs = kernel.geometry, kernel.refs
-    column = lax.broadcasted_iota(jnp.int32, refs.column_slots.shape, 1)
-    row = lax.broadcasted_iota(jnp.int32, refs.row_slots.shape, 0)
-    refs.column_slots[...] = column
-    refs.row_slots[...] = row
-    if block is None or keys is None:
-        return
-    first = keys * geometry.blocks.pages
-    entry = kernel.of(Field.SEQUENCE, block) * geometry.pages_per_seq + first
-
-    def page(i: jax.Array, _: None) -> None:
-        begin = i * geometry.page_size
-
-        @pl.when(refs.table[entry + i] < 0)
-        def blank() -> None:
-            for slots, number in ((refs.column_slots, column), (refs.row_slots, row)):
-                here = (number >= begin) & (number < begin + geometry.page_size)
-                slots[...] = jnp.where(here, _NOWHERE, slots[...])
-
-    lax.fori_loop(0, jnp.minimum(geometry.blocks.pages, geometry.pages_per_seq - first), page, None)
-
-
 def regroup(kernel: Kernel, buffer: jax.Array) -> None:
     """Sorts a v2 block's words by word row: in its tiles only rows known at compile time can be found."""
     geometry, refs = kernel.geometry, kernel.refs
@@ -119,45 +85,74 @@ def fold_heads(
     """Folds a key block into the first ``rows`` rows of all heads.
 
     A few heads are unrolled, and the products of each are asked for before the weights of the one before it: the matrix
-    unit then works on the one while the vector units work on the other.
+    unit then works on the one while the vector units work on the other. Copies are started beside the last of them: for
+    all that the compiler knows they write where keys are loaded from, so that no load may pass them.
     """
     geometry = kernel.geometry
-    unrolled = geometry.unrolled_steps(masked, rows)
+    unrolled = geometry.unrolled_steps(rows)
     turns = geometry.steps // unrolled
     share = -(-geometry.blocks.pages // turns)
     spread = share * geometry.column_tiles <= _UNROLLED_COPIES
     if not spread:
         start_pages(copies)
+    if masked:
+        write_masks(kernel, block, keys, rows)
 
     def turn(i: jax.Array, _: None) -> None:
-        live = live_slots(kernel, block, keys) if masked else None
-        mask = readable(kernel, block, keys, rows) if masked else None
         pending = None
         for further in range(unrolled):
             for at in range(geometry.heads_per_step):
                 step = i * unrolled + further
                 head = step * geometry.heads_per_step + at
-                k, v = keys_and_values(kernel, step, at, buffer, live)
+                k, v = keys_and_values(kernel, step, at, buffer, masked)
                 x = scores(kernel, head, rows, k)
-                if mask is not None:
-                    x = jnp.where(mask, x, _MASKED)
+                if masked:
+                    x = jnp.minimum(x, kernel.refs.most[:rows])
                 if pending is not None:
                     accumulate(kernel, *pending)
-                elif spread:
-                    start_some(copies, i * share, share)
                 pending = head, x, v
         assert pending is not None
+        if spread:
+            start_some(copies, i * share, share)
         accumulate(kernel, *pending)
 
     lax.fori_loop(0, turns, turn, None)
 
 
+def write_masks(kernel: Kernel, block: jax.Array, keys: jax.Array, rows: int) -> None:
+    """Writes the masks of a key block, once for all heads: what no query reads, and what each of the rows doesn't."""
+    refs = kernel.refs
+    refs.live[...] = jnp.where(live_slots(kernel, block, keys), jnp.int32(-1), jnp.int32(0))
+    refs.most[:rows] = jnp.where(readable(kernel, block, keys, rows), jnp.inf, _MASKED)
+    pl.when(refs.counts[2] != 0)(partial(mask_absent, kernel, block, keys, rows))
+
+
 def live_slots(kernel: Kernel, block: jax.Array, keys: jax.Array) -> jax.Array:
     """Which slots of a key block any query of a block reads, `bool[columns, 128]`: the others may hold anything."""
-    slot: jax.Array = kernel.refs.row_slots[...]
-    first = kernel.of(Field.FIRST_KEY, block) - keys * kernel.geometry.block_keys
-    end = kernel.of(Field.END_KEY, block) - keys * kernel.geometry.block_keys
-    return (slot >= first) & (slot < jnp.minimum(end, kernel.geometry.block_keys))
+    geometry = kernel.geometry
+    slot = lax.broadcasted_iota(jnp.int32, kernel.refs.live.shape, 0)
+    first, end = (kernel.of(field, block) - keys * geometry.block_keys for field in (Field.FIRST_KEY, Field.END_KEY))
+    return (slot >= first) & (slot < jnp.minimum(end, geometry.block_keys))
+
+
+def mask_absent(kernel: Kernel, block: jax.Array, keys: jax.Array, rows: int) -> None:
+    """Masks, for all queries, the slots of a key block whose entry of the table names no page."""
+    geometry, refs = kernel.geometry, kernel.refs
+    first = keys * geometry.blocks.pages
+    entry = kernel.of(Field.SEQUENCE, block) * geometry.pages_per_seq + first
+
+    def page(i: jax.Array, _: None) -> None:
+        def here(slot: jax.Array) -> jax.Array:
+            return (slot >= i * geometry.page_size) & (slot < (i + 1) * geometry.page_size)
+
+        @pl.when(refs.table[entry + i] < 0)
+        def mask() -> None:
+            row = lax.broadcasted_iota(jnp.int32, refs.live.shape, 0)
+            column = lax.broadcasted_iota(jnp.int32, (rows, geometry.columns), 1)
+            refs.live[...] = jnp.where(here(row), 0, refs.live[...])
+            refs.most[:rows] = jnp.where(here(column), _MASKED, refs.most[:rows])
+
+    lax.fori_loop(0, jnp.minimum(geometry.blocks.pages, geometry.pages_per_seq - first), page, None)
 
 
 def readable(kernel: Kernel, block: jax.Array, keys: jax.Array, rows: int) -> jax.Array:
@@ -166,7 +161,7 @@ def readable(kernel: Kernel, block: jax.Array, keys: jax.Array, rows: int) -> ja
     position = kernel.of(Field.POSITION, block) + token_of_row(rows, geometry.group)
     end = end_key(position, kernel.of(Field.KV_LEN, block), kernel.options) - keys * geometry.block_keys
     end = jnp.minimum(end, geometry.block_keys)
-    column = jnp.broadcast_to(kernel.refs.column_slots[...], (rows, geometry.columns))
+    column = lax.broadcasted_iota(jnp.int32, (rows, geometry.columns), 1)
     if not skips_keys(kernel.options):
         return column < end
     first = first_key(position, kernel.options) - keys * geometry.block_keys
@@ -182,7 +177,7 @@ def token_of_row(rows: int, group: int) -> jax.Array:
 
 
 def keys_and_values(
-    kernel: Kernel, step: jax.Array, at: int, buffer: jax.Array, live: jax.Array | None
+    kernel: Kernel, step: jax.Array, at: int, buffer: jax.Array, masked: bool
 ) -> tuple[jax.Array, jax.Array]:
     """The keys and values of one head, `[columns, n]` each.
 
@@ -191,22 +186,21 @@ def keys_and_values(
         step: whose word rows the head lies in.
         at: which head of the step.
         buffer: the key block's buffer.
-        live: `bool[columns, 128]`: the values of all other slots are zeros; None: all are live.
+        masked: whether the numbers of slots that no query reads are zeros.
     """
     geometry = kernel.geometry
     row = geometry.layout.rows_per_head * at
 
-    def numbers(row: int, tiles: int, live: jax.Array | None) -> jax.Array:
+    def numbers(row: int, tiles: int) -> jax.Array:
         word, lane = divmod(row, geometry.packing)
         parts = []
         for tile in range(tiles):
             words = words_of(kernel, buffer, tile, step * geometry.words_per_step + word)
-            words = words if live is None else jnp.where(live, words, 0)
+            words = words & kernel.refs.live[...] if masked else words
             parts.append(numbers_in(words, lane, geometry.kv_dtype, geometry.compute_dtype))
         return jnp.concatenate(parts, axis=1)
 
-    keys = numbers(row, geometry.key_tiles, None)
-    return keys, numbers(row + geometry.layout.rows_per_head - 1, geometry.value_tiles, live)
+    return numbers(row, geometry.key_tiles), numbers(row + geometry.layout.rows_per_head - 1, geometry.value_tiles)
 
 
 def words_of(kernel: Kernel, buffer: jax.Array, tile: int, row: jax.Array) -> jax.Array:
@@ -231,23 +225,31 @@ def scores(kernel: Kernel, head: jax.Array, rows: int, keys: jax.Array) -> jax.A
 
 
 def accumulate(kernel: Kernel, head: jax.Array, x: jax.Array, values: jax.Array) -> None:
-    """Folds scores `f32[rows, columns]`, and the values they weigh, into a head's maxima, sums and accumulators."""
+    """Folds scores `f32[rows, columns]`, and the values they weigh, into a head's maxima, sums and accumulators.
+
+    Where the values leave columns of the matrix unit empty, a column of ones among them sums the weights.
+    """
     refs, rows, unit = kernel.refs, x.shape[0], exponent_unit(kernel.options)
     parts = [x[:, at : at + LANES] for at in range(0, x.shape[1], LANES)]
     before = refs.maxima[head, :rows]
     maxima = jnp.maximum(before, jnp.max(reduce(jnp.maximum, parts), axis=1, keepdims=True))
     shrink = jnp.exp2((before - maxima) * unit)
     weights = [jnp.exp2((part - maxima) * unit) for part in parts]
-    refs.maxima[head, :rows] = maxima
-    refs.sums[head, :rows] = refs.sums[head, :rows] * shrink + reduce(jnp.add, weights)
+    width = values.shape[1]
+    if kernel.geometry.sums_by_products:
+        lane = lax.broadcasted_iota(jnp.int32, (values.shape[0], LANES), 1)
+        values = jnp.concatenate([values, jnp.where(lane == 0, 1.0, 0.0).astype(values.dtype)], axis=1)
     weighed = jnp.dot(
         jnp.concatenate([part.astype(values.dtype) for part in weights], axis=1),
         values,
         precision=_precision(values),
         preferred_element_type=jnp.float32,
     )
-    wide = jnp.concatenate([shrink] * (values.shape[1] // LANES), axis=1)
-    refs.accumulators[head, :rows] = refs.accumulators[head, :rows] * wide + weighed
+    added = weighed[:, width:] if kernel.geometry.sums_by_products else reduce(jnp.add, weights)
+    refs.maxima[head, :rows] = maxima
+    refs.sums[head, :rows] = refs.sums[head, :rows] * shrink + added
+    wide = jnp.concatenate([shrink] * (width // LANES), axis=1)
+    refs.accumulators[head, :rows] = refs.accumulators[head, :rows] * wide + weighed[:, :width]
 
 
 def _precision(numbers: jax.Array) -> lax.Precision:

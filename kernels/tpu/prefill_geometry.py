@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from ..layout import LANES, CacheLayout, round_up
 from ..options import AttentionOptions
-from .block_sizes import device_kind
+from .block_sizes import device_kind, has_wide_products
 from .block_table import measured_queries_and_keys
 
 __all__ = ["NUM_BUFFERS", "VMEM_BYTES", "Blocks", "Geometry", "block_sizes", "plan"]
@@ -30,9 +30,11 @@ _QUERY_BYTES = 2**20
 _SMALL_ROWS = 64
 """Rows that are worked on where a query block has few queries."""
 
-_UNROLLED_HEADS = 4
-"""KV heads worked on without a loop between them, half as many in code that runs less often, which is then compiled
-faster: with 1, 2 and 4 a head takes 903, 723 and 675 bundles on v6e."""
+_UNROLLED_HEADS = 8
+"""KV heads worked on without a loop between them: with 1, 2, 4 and 8 a head takes TODO bundles on v6e."""
+
+_UNROLLED_SMALL = 2
+"""The same where a query block has few rows: code that runs less often, and is compiled faster."""
 
 _SUBLANES = 8
 """Rows of 32-bit words in a register."""
@@ -69,6 +71,7 @@ class Geometry:
         group: query heads of a KV head.
         query_packing: rows of queries and outputs that share a word in HBM: 2 in bfloat16, 1 in float32.
         blocks: tokens of a query block, pages of a key block.
+        wide_products: whether the matrix unit has 256 columns.
     """
 
     layout: CacheLayout
@@ -79,6 +82,7 @@ class Geometry:
     group: int
     query_packing: int
     blocks: Blocks
+    wide_products: bool
 
     @property
     def packing(self) -> int:
@@ -100,11 +104,15 @@ class Geometry:
         """Times that heads are worked on in a block."""
         return -(-self.layout.num_kv_heads // self.heads_per_step)
 
-    def unrolled_steps(self, masked: bool, rows: int) -> int:
-        """How many of them follow each other without a loop between them, for a number of rows, masked or not."""
-        often = rows == self.rows and not masked
-        most = (_UNROLLED_HEADS if often else _UNROLLED_HEADS // 2) // self.heads_per_step
+    def unrolled_steps(self, rows: int) -> int:
+        """How many of them follow each other without a loop between them, for a number of rows."""
+        most = (_UNROLLED_HEADS if rows == self.rows else _UNROLLED_SMALL) // self.heads_per_step
         return max(count for count in range(1, max(most, 1) + 1) if self.steps % count == 0)
+
+    @property
+    def sums_by_products(self) -> bool:
+        """Whether the matrix unit has columns that the values leave empty: a column of ones there sums the weights."""
+        return self.wide_products and self.value_tiles % 2 == 1
 
     @property
     def heads(self) -> int:
@@ -231,6 +239,7 @@ def plan(
         group=group,
         query_packing=2 if narrow and group % 2 == 0 else 1,
         blocks=blocks or block_sizes(queries.shape[0], group, page_size, pages_per_seq, layout, kv_dtype.itemsize),
+        wide_products=has_wide_products(),
     )
 
 

@@ -24,7 +24,7 @@ from .prefill_copies import (
     wait_for,
     wait_for_pages,
 )
-from .prefill_fold import LOWEST, fold_in, number_slots
+from .prefill_fold import LOWEST, fold_in
 from .prefill_geometry import NUM_BUFFERS
 from .prefill_memory import Kernel
 from .prefill_schedule import Field
@@ -36,7 +36,6 @@ __all__ = ["attend_blocks"]
 def attend_blocks(kernel: Kernel) -> None:
     """Works through the schedule."""
     count = kernel.refs.counts[0]
-    number_slots(kernel)
     cursor = first_cursor(kernel)
     for buffer in range(NUM_BUFFERS - 1):
         start_pages(page_copies(kernel, cursor, jnp.int32(buffer)))

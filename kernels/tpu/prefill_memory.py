@@ -34,8 +34,8 @@ class Refs:
         maxima: `f32[heads, rows, 128]`.
         sums: `f32[heads, rows, 128]`.
         accumulators: `f32[heads, rows, value_tiles * 128]`.
-        column_slots: `i32[1, columns]`: the slot of a key block that each column of scores stands for.
-        row_slots: `i32[columns, 128]`: the slot that each row of keys and values stands for.
+        most: `f32[rows, columns]`: the most that each score of a masked key block may be: infinity where it counts.
+        live: `i32[columns, 128]`: all bits set for a slot that any query of a masked key block reads, else none.
         query_arrived: a semaphore for each query buffer.
         output_left: a semaphore for each output buffer.
         kv_arrived: a semaphore for each key buffer.
@@ -56,8 +56,8 @@ class Refs:
     maxima: Ref
     sums: Ref
     accumulators: Ref
-    column_slots: Ref
-    row_slots: Ref
+    most: Ref
+    live: Ref
     query_arrived: Ref
     output_left: Ref
     kv_arrived: Ref

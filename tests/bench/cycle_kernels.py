@@ -52,7 +52,7 @@ class Turn:
         queries: query tokens that it works on, of a full block.
         key_bytes: bytes of HBM for each key.
         pages: turns of the loop that starts the copies of a block's pages, where there is one.
-        heads: turns of each loop over heads, in the order of the code; empty: there is none.
+        heads: turns of each loop over heads, in the order of the code: of what turns once there is no loop.
         sizes: keys that a turn works on where all its blocks are of one size, for each of several sizes, rising.
         blocks: blocks of a turn, each of one sequence; None: a turn is of one.
     """
@@ -125,6 +125,9 @@ def compile_prefill(device: str, page: int) -> Turn:
     kv_lens, table, starts, count = _lengths(NUM_SEQS, page)
     queries: Any = aot.shape((PREFILL_TOKENS, NUM_Q_HEADS, HEAD_DIM), DTYPE)
     geometry = prefill_geometry.plan(queries, pages, table, options)
+    turns_of_heads = [
+        geometry.steps // geometry.unrolled_steps(rows) for rows in sorted({geometry.small_rows, geometry.rows})
+    ]
 
     def call(*args: jax.Array) -> jax.Array:
         batch, skipped = args[:-1], args[-1]
@@ -138,11 +141,7 @@ def compile_prefill(device: str, page: int) -> Turn:
         geometry.blocks.queries,
         KEY_BYTES,
         geometry.blocks.pages,
-        tuple(
-            geometry.steps // geometry.unrolled_steps(masked, rows)
-            for rows in sorted({geometry.small_rows, geometry.rows})
-            for masked in (True, False)
-        ),
+        tuple(turns for turns in turns_of_heads for _masked in (True, False) if turns > 1),
     )
 
 

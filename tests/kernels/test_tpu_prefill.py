@@ -259,7 +259,7 @@ def test_a_missing_wait_shows(plant: Callable[[Any, str, Any], None], module: An
 
 def test_a_missing_mask_of_values_shows(plant: Callable[[Any, str, Any], None]) -> None:
     """The poison is poison: values of dead slots that aren't zeroed are NaN in the output."""
-    plant(prefill_fold, "live_slots", lambda kernel, *_: kernel.refs.row_slots[...] >= 0)
+    plant(prefill_fold, "live_slots", lambda kernel, *_: jnp.ones(kernel.refs.live.shape, bool))
     batch = SMALL.batch()
     outcome = SMALL.kernel()(*batch.arrays, np.int32(0))["eager"]
     assert np.isnan(outcome.output[:5].astype(np.float32)).any()
