@@ -12,6 +12,12 @@ All page sizes are taken, with all heads up to 192 and float8 ones up to 256.
 | groups of more than 64 query heads | one tile of rows has no room for them |
 | 16-bit heads above 192, unless pages are whole eights of slots (fours will do for 208) | two stages have no room |
 | more than 65,535 sequences and further parts of them, or query blocks | the grid ends there |
+
+GPUs before and after Hopper are XLA's, too. cuDNN's paged attention, as JAX 0.10.2 offers it
+(`jax._src.cudnn.fused_attention_stablehlo.paged_attention`), can't serve them: it wants exactly as many pages as the
+table has entries, keys and values in an array each (a copy of the whole cache in every layer, as ours lie side by
+side), and queries padded to one length; it has no soft cap; and it raises where no cuDNN runs, so that nothing can be
+compiled ahead of time.
 """
 
 from typing import Any

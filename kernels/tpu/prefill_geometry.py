@@ -31,10 +31,12 @@ _SMALL_ROWS = 64
 """Rows that are worked on where a query block has few queries."""
 
 _UNROLLED_HEADS = 8
-"""KV heads worked on without a loop between them: with 1, 2, 4 and 8 a head takes TODO bundles on v6e."""
+"""KV heads worked on without a loop between them: with 4 a head takes an eighth more bundles on v6e than with 8, as the
+first head's scores and the last one's products have nothing beside them."""
 
-_UNROLLED_SMALL = 2
-"""The same where a query block has few rows: code that runs less often, and is compiled faster."""
+_UNROLLED_FEW = 2
+"""The same where code runs less often, in blocks of few rows, or is bound by the matrix unit anyway, in float32: it is
+compiled faster."""
 
 _SUBLANES = 8
 """Rows of 32-bit words in a register."""
@@ -106,7 +108,8 @@ class Geometry:
 
     def unrolled_steps(self, rows: int) -> int:
         """How many of them follow each other without a loop between them, for a number of rows."""
-        most = (_UNROLLED_HEADS if rows == self.rows else _UNROLLED_SMALL) // self.heads_per_step
+        often = rows == self.rows and self.compute_dtype != jnp.dtype(jnp.float32)
+        most = (_UNROLLED_HEADS if often else _UNROLLED_FEW) // self.heads_per_step
         return max(count for count in range(1, max(most, 1) + 1) if self.steps % count == 0)
 
     @property
@@ -191,8 +194,8 @@ class Geometry:
         words = 4 * self.column_tiles * self.word_rows * LANES if self.layout.version == "v2" else 0
         tiles = self.key_tiles + self.value_tiles
         row = 4 * LANES * (2 * tiles // self.query_packing + tiles + 4)  # queries twice, state, sinks twice
-        block = 4 * 4 * self.rows * max(self.columns, LANES)
-        return self.columns * (NUM_BUFFERS * slot + words) + self.heads * self.rows * row + block
+        block = 4 * 5 * self.rows * max(self.columns, LANES)  # scores and weights, and their bounds
+        return self.columns * (NUM_BUFFERS * slot + words + 4 * LANES) + self.heads * self.rows * row + block
 
 
 def fills_tiles(layout: CacheLayout, packing: int) -> bool:
