@@ -164,9 +164,10 @@ CASES = {
         sinks=True,
         scales={"k_scale": 0.5, "v_scale": 2.0},
     ),
-    "float16 over int8, heads that share words with padding, chunks": Case(
+    "float16 over int8, wide heads that share words with padding, chunks": Case(
         q_heads=6,
         kv_heads=3,
+        dim=256,
         dtype=F16,
         kv_dtype=INT8,
         page=128,
