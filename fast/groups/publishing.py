@@ -168,13 +168,7 @@ class Publisher:
         pool.index.publish_part(group.tree, tokens, segment, page, place, after)
         pool.note_keys((page,), keys)
         if pool.policy is not None:
-            mark = pool.policy.marks.next(
-                pool.policy.mark_cell[after] if after else pool.policy.marks.root(group.group_id),
-                place,
-                bytes(tokens),
-                segment.extra,
-            )
-            pool.policy.published_one(page, mark)
+            pool.policy.note_part(group.tree, page, after, place, bytes(tokens), segment.extra)
         return len(tokens) // 4
 
     def publish(self, slot: int, new: Publishing) -> None:

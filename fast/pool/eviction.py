@@ -2,9 +2,12 @@
 
 It takes the place of the `FreeLog` in `FreeOrder`, and is told what happens to contents by the pool. What it knows of a
 page stands in columns: its mark, the clock at which it became free, which queue it waits in. Pages are taken and
-put back in array operations: a stretch of pages that one queue gives without another one's turn is a slice of it.
+put back in array operations: a stretch of pages that one queue gives without another one's turn is a slice of it. What
+a step publishes, few pages at a time, is only noted; the marks of all that was noted are computed together, before the
+first of them is needed.
 """
 
+import sys
 from array import array
 from collections.abc import Sequence
 
@@ -28,7 +31,7 @@ from ..index.runs import RunTree
 from ..reading.extra_keys import ExtraSegment
 from ..reading.tokens import TokenBytes
 from .contents import SavedContents
-from .marks import Marks
+from .marks import MARK, Marks
 from .page_log import BatchLog, PageLog
 from .shadows import Shadows
 
@@ -36,12 +39,17 @@ __all__ = ["ReuseOrder"]
 
 _NOWHERE, _EMPTY, _FRONT, _LEVELS = range(4)
 """Where a page waits; levels have the numbers from ``_LEVELS`` on."""
-_LEVEL_OF = tuple(number.bit_length() for number in range(MOST_HITS + 1))
-"""The level of a page, by its number of hits."""
+_MOST_USES = MOST_HITS + 1
+_LEVEL_OF = (0, *(number.bit_length() for number in range(MOST_HITS + 1)))
+"""The level of a page, by its number of uses."""
 _LEVELS_OF: NDArray[np.int64] = np.array(_LEVEL_OF)
 _LOW = 2**32 - 1
 _FEW = 6
 """The most pages that are taken one by one: more cost less in array operations (measured)."""
+_MOST_NOTED = 256
+"""The most pages whose marks are still to be computed."""
+_NOT_YET = -1
+"""The mark of a page whose mark is still to be computed."""
 
 
 class ReuseOrder:
@@ -73,9 +81,8 @@ class ReuseOrder:
         "_front",
         "_ghost_cell",
         "_ghosts",
-        "_hits",
-        "_hits_cell",
-        "_levels",
+                "_levels",
+        "_noted",
         "_num_slots",
         "_place_cell",
         "_queues",
@@ -83,7 +90,10 @@ class ReuseOrder:
         "_run_cell",
         "_run_of",
         "_size",
+        "_turn",
         "_turnovers",
+        "_uses",
+        "_uses_cell",
         "_where",
         "_where_cell",
         "clock",
@@ -106,13 +116,15 @@ class ReuseOrder:
         self._num_slots = num_ghost_slots(self._size)
         self.mark_of: NDArray[np.int64] = np.zeros(num_pages, np.int64)
         self._freed_at: NDArray[np.int64] = np.zeros(num_pages, np.int64)
-        self._hits: NDArray[np.uint8] = np.zeros(num_pages, np.uint8)
-        """How often each cached page was hit, at most `MOST_HITS`."""
+        self._noted: list[tuple[int, int, int, bytes, bytes]] = []
+        """What `note_next` was given of pages whose marks are still to be computed."""
+        self._uses: NDArray[np.uint8] = np.zeros(num_pages, np.uint8)
+        """How often each page was let go with its content: 0, or one more than its number of hits."""
         self._where: NDArray[np.uint8] = np.zeros(num_pages, np.uint8)
         self._ghosts: NDArray[np.uint32] = np.zeros(self._num_slots, np.uint32)
         """The tag in each slot: one more than the upper bits of a mark, 0 where there is none."""
         self.mark_cell, self._freed_cell = self.mark_of.data, self._freed_at.data
-        self._hits_cell, self._where_cell = self._hits.data, self._where.data
+        self._uses_cell, self._where_cell = self._uses.data, self._where.data
         self._ghost_cell = self._ghosts.data
         self._place_cell = PageLog.places(num_pages)
         self.shadows = Shadows(self._size) if policy == "adaptive" else None
@@ -128,6 +140,8 @@ class ReuseOrder:
     def _clear_queues(self) -> None:
         self._empty, self._front = PageLog(self._place_cell), BatchLog(self._place_cell)
         self._levels = [PageLog(self._place_cell) for _ in range(NUM_LEVELS)]
+        self._turn: tuple[PageLog, int] | None = None
+        """The level whose turn it is, and the clock before which its pages became free that go now; None: not known."""
         self._queues = (self._empty, self._empty, self._front, *self._levels)
         """The queue of each number in ``_where``; the first number is no queue's."""
 
@@ -141,7 +155,7 @@ class ReuseOrder:
         elif self._front.num or self._turnovers is None:
             page = self._chunk(1).item()
         else:
-            page = self._next_level(self._turnovers * self._size)[0].take_one()
+            page = self._take_of_turn(self._turnovers * self._size)
         self._where_cell[page] = _NOWHERE
         self.evicted_one(page)
         return page
@@ -151,7 +165,7 @@ class ReuseOrder:
         if self._run_cell[page]:
             mark = self.mark_cell[page]
             self._ghost_cell[(mark & _LOW) * self._num_slots >> 32] = (mark >> 32) + 1
-            self._hits_cell[page] = 0
+            self._uses_cell[page] = 0
             self.clock += 1
 
     def take(self, count: int) -> NDArray[np.int64]:
@@ -178,7 +192,7 @@ class ReuseOrder:
         cached = self._cached(pages)
         slots, tags = self._ghost(self.mark_of[cached])
         self._ghosts[slots] = tags
-        self._hits[cached] = 0
+        self._uses[cached] = 0
         self.clock += len(cached)
 
     def _ghost(self, marks: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
@@ -193,6 +207,14 @@ class ReuseOrder:
         if self._front.num:
             return self._front.take_of(self._front.latest(), most)
         return self._take_of_level(most, self._turnovers * self._size)
+
+    def _take_of_turn(self, longer: int) -> int:
+        """The first page of the level whose turn it is, which seldom is another one's than that of the last page."""
+        turn = self._turn
+        if turn is None or not turn[0].num or self._freed_cell[turn[0].first()] >= turn[1]:
+            queue, bound = self._next_level(longer)
+            turn = self._turn = queue, sys.maxsize if bound is None else bound
+        return turn[0].take_one()
 
     def _next_level(self, longer: int) -> tuple[PageLog, int | None]:
         """The level that gives the next page, and up to which clock its pages go before the first of any other.
@@ -259,13 +281,13 @@ class ReuseOrder:
             self._empty.put_one(page)
             return
         self._freed_cell[page] = self.clock
-        level = _LEVEL_OF[self._hits_cell[page]]
+        level = _LEVEL_OF[self._uses_cell[page]]
         if not level and self._turnovers is None and self.clock:
             self._where_cell[page] = _FRONT
             self._front.put_batch(np.array((page,)), self.clock)
         else:
             self._where_cell[page] = _LEVELS + level
-            self._levels[level].put_one(page)
+            self._level(level).put_one(page)
 
     def put(self, pages: NDArray[np.int64]) -> None:
         """Puts distinct pages that became free at once, in order. O(pages) amortised."""
@@ -279,15 +301,15 @@ class ReuseOrder:
             if not len(pages):
                 return
         self._freed_at[pages] = self.clock
-        hits = self._hits[pages]
-        if np.count_nonzero(hits):
-            levels = _LEVELS_OF[hits]
+        uses = self._uses[pages]
+        if np.count_nonzero(uses > 1):
+            levels = _LEVELS_OF[uses]
             for level in range(1, NUM_LEVELS):
                 own = pages[levels == level]
                 if len(own):
                     self._where[own] = _LEVELS + level
-                    self._levels[level].put(own)
-            pages = pages[hits == 0]
+                    self._level(level).put(own)
+            pages = pages[levels == 0]
             if not len(pages):
                 return
         if self._turnovers is None and self.clock:
@@ -295,7 +317,14 @@ class ReuseOrder:
             self._front.put_batch(pages, self.clock)
         else:
             self._where[pages] = _LEVELS
-            self._levels[0].put(pages)
+            self._level(0).put(pages)
+
+    def _level(self, number: int) -> PageLog:
+        """A level that is to get pages; where it has none, it may be its turn next."""
+        level = self._levels[number]
+        if not level.num:
+            self._turn = None
+        return level
 
     def num_leading(self, run_of: NDArray[np.uint32], most: int) -> int:  # noqa: ARG002 - they are known
         """How many of the first ``most`` pages had no hash when they became free, which go first. O(1)."""
@@ -361,120 +390,119 @@ class ReuseOrder:
         after: int = 0,
     ) -> None:
         """Notes pages that were just published. Arguments as for `PrefixIndex.publish`. O(tokens)."""
-        before = self.mark_cell[after] if after else self.marks.root(tree.group_id)
+        before = self._mark_behind(tree, after)
         text = tokens[: len(pages) * tree.page_bytes]
         marks = self.marks.chain(before, tree.page_bytes // 4, text, segments, start)
         held = pages.nonzero()[0]
         if held.size < len(pages):
             pages, marks = pages[held], marks[held]
-        self.published(pages, marks)
+        self.mark_of[pages] = marks
+
+    def _mark_behind(self, tree: RunTree, page: int) -> int:
+        """The mark of a cached page; that before the first page of a tree for page 0."""
+        if not page:
+            return self.marks.root(tree.group_id)
+        if self.mark_cell[page] == _NOT_YET:
+            self._compute()
+        return self.mark_cell[page]
 
     def note_next(self, page: int, after: int, place: int, tokens: bytes, extra: bytes) -> None:
-        """`note_pages` for one page behind a cached one, with tokens of this page alone. O(tokens)."""
-        self.published_one(page, self.marks.next(self.mark_cell[after], place, tokens, extra))
+        """`note_pages` for one page behind a cached one, with tokens of this page alone. O(1), and O(tokens) later."""
+        self._noted.append((page, after, place, tokens, extra))
+        self.mark_cell[page] = _NOT_YET
+        if len(self._noted) > _MOST_NOTED:
+            self._compute()
 
-    def published(self, pages: NDArray[np.int64], marks: NDArray[np.int64]) -> None:
-        """Distinct pages in use got hashes, in this order. O(pages).
+    def note_part(self, tree: RunTree, page: int, after: int, place: int, tokens: bytes, extra: bytes) -> None:
+        """`note_next` for a page that isn't full, which may be a request's first: then ``after`` is 0 (MAN-17)."""
+        self.mark_cell[page] = self.marks.next(self._mark_behind(tree, after), place, tokens, extra)
 
-        Args:
-            pages: the pages.
-            marks: the marks of their contents, `i64[len(pages)]`.
-        """
-        self.mark_of[pages] = marks
-        slots, tags = self._ghost(marks)
-        is_ghost = self._ghosts[slots] == tags
-        self._regrets += int(np.count_nonzero(is_ghost))
-        hits = is_ghost & CANDIDATES[self._candidate].uses_ghosts
-        if self.shadows is not None:
-            for place in self.shadows.sampled(marks):
-                candidate = self.shadows.asked(marks.item(place), True, False, is_ghost.item(place), self._candidate)
-                if candidate != self._candidate:  # pages before this one went by the rule before
-                    self._follow(candidate)
-                    hits[place:] = is_ghost[place:] & CANDIDATES[candidate].uses_ghosts
-        self._hits[pages] = hits
-
-    def published_one(self, page: int, mark: int) -> None:
-        """`published` for one page. O(1)."""
-        self.mark_cell[page] = mark
-        is_ghost = self._ghost_cell[(mark & _LOW) * self._num_slots >> 32] == (mark >> 32) + 1
-        if mark < self._bound:
-            assert self.shadows is not None, "without shadow pools nothing is sampled"
-            candidate = self.shadows.asked(mark, True, False, is_ghost, self._candidate)
-            if candidate != self._candidate:
-                self._follow(candidate)
-        if is_ghost:
-            self._regrets += 1
-            self._hits_cell[page] = CANDIDATES[self._candidate].uses_ghosts
+    def _compute(self) -> None:
+        """Computes the marks of the pages that `note_next` was given. O(tokens)."""
+        noted, cell, marks = self._noted, self.mark_cell, self.marks
+        self._noted = []
+        if len(noted) <= _FEW:
+            for page, after, place, tokens, extra in noted:
+                cell[page] = marks.next(cell[after], place, tokens, extra)
+            return
+        for size in {len(entry[3]) for entry in noted}:
+            own = [entry for entry in noted if len(entry[3]) == size]
+            for (page, after, *_), mark in zip(own, marks.steps(own), strict=True):
+                cell[page] = (cell[after] + mark) & MARK
 
     def _follow(self, candidate: int) -> None:
         """Goes on by another rule."""
         self._candidate, self._turnovers = candidate, CANDIDATES[candidate].turnovers
-
-    def hit(self, pages: NDArray[np.int64], counts: NDArray[np.int32], are_distinct: bool) -> None:
-        """Pages are about to get references, in this order; those without a hash are no hits. O(pages).
-
-        Args:
-            pages: the pages, once for each reference.
-            counts: the reference counts of all pages.
-            are_distinct: True if no page is listed twice.
-        """
-        pages = self._cached(pages)
-        if are_distinct:
-            self._hits[pages] = np.minimum(self._hits[pages] + 1, MOST_HITS)
-        else:
-            for page in pages.tolist():
-                self._hits_cell[page] = min(self._hits_cell[page] + 1, MOST_HITS)
-        if self.shadows is not None:
-            held: set[int] = set()
-            marks = self.mark_of[pages]
-            for place in self.shadows.sampled(marks):
-                page = pages.item(place)
-                is_new = not counts.item(page) and page not in held
-                held.add(page)
-                candidate = self.shadows.asked(marks.item(place), is_new, True, False, self._candidate)
-                if candidate != self._candidate:
-                    self._follow(candidate)
+        self._turn = None
 
     def _cached(self, pages: NDArray[np.int64]) -> NDArray[np.int64]:
         """The cached ones of pages."""
         is_cached = self._run_of[pages] != 0
         return pages if np.count_nonzero(is_cached) == len(pages) else pages[is_cached]
 
-    def released(self, pages: NDArray[np.int64], freed: NDArray[np.int64]) -> None:
-        """Distinct pages lost references, in this order; ``freed`` are those left without any, in order. O(pages)."""
-        if self.shadows is not None:
-            marks = self.mark_of[self._cached(freed)]
-            places = self.shadows.sampled(marks)
-            if places:
-                self.shadows.left(marks[places].tolist(), self.serves_parts)
-        hits = self._hits[pages]
-        if not np.count_nonzero(hits):
-            return
-        if self.serves_parts and CANDIDATES[self._candidate].extends:
-            np.maximum(hits, self._run_of[pages] != 0, out=hits)
+    def released(self, pages: NDArray[np.int64], num_freed: int) -> None:
+        """Distinct pages lost references, in this order; ``num_freed`` of them have none left. O(pages)."""
+        if self._noted:
+            self._compute()
         is_cached = self._run_of[pages] != 0
-        if np.count_nonzero(is_cached) == len(pages):
-            self._hits[pages] = np.maximum.accumulate(hits)
+        num_cached = np.count_nonzero(is_cached)
+        if not num_cached:
             return
+        cached = pages if num_cached == len(pages) else pages[is_cached]
+        marks, uses = self.mark_of[cached], self._uses[cached]
+        slots, tags = self._ghost(marks)
+        is_new = uses == 0
+        is_ghost = (self._ghosts[slots] == tags) & is_new
+        num_ghosts = np.count_nonzero(is_ghost)
+        self._regrets += num_ghosts
+        if self.shadows is not None:
+            self._ask(marks, is_new, is_ghost, self.num_free + num_freed)
+        candidate = CANDIDATES[self._candidate]
+        if np.count_nonzero(is_new) == num_cached and not (num_ghosts and candidate.uses_ghosts):
+            self._uses[cached] = 1
+            return
+        np.minimum(uses, MOST_HITS, out=uses)
+        uses += 1
+        if candidate.uses_ghosts:
+            uses += is_ghost
+        if self.serves_parts and candidate.extends and np.count_nonzero(uses > 1):
+            np.maximum(uses, 2, out=uses)
         start = 0
-        for end in (*np.flatnonzero(~is_cached).tolist(), len(pages)):  # a page without a hash is needed by none
-            np.maximum.accumulate(hits[start:end], out=hits[start:end])
-            start = end + 1
-        self._hits[pages] = hits
+        if num_cached + is_cached.argmax() < len(pages):  # a page without a hash, which needs none, is among them
+            for end in (np.diff(is_cached.nonzero()[0]) > 1).nonzero()[0].tolist():
+                np.maximum.accumulate(uses[start : end + 1], out=uses[start : end + 1])
+                start = end + 1
+        np.maximum.accumulate(uses[start:], out=uses[start:])
+        self._uses[cached] = uses
 
-    def forgotten(self, pages: NDArray[np.int64], counts: NDArray[np.int32]) -> None:
-        """Distinct pages are about to lose the hashes that they have, not by eviction; they keep places. O(pages).
+    def _ask(
+        self, marks: NDArray[np.int64], is_new: NDArray[np.bool_], is_ghost: NDArray[np.bool_], num_unused: int
+    ) -> None:
+        """`released` for the shadow pools, which may say that another rule is better."""
+        assert self.shadows is not None, "without shadow pools nothing is sampled"
+        places = self.shadows.sampled(marks)
+        if not len(places):
+            return
+        own = marks[places]
+        asked: list[int] = own.tolist()
+        if len(set(asked)) < len(asked):  # pages of one content, of which the first one counts
+            places = places[np.sort(np.unique(own, return_index=True)[1])]
+            asked = marks[places].tolist()
+        is_hit, was_evicted = (~is_new[places]).tolist(), is_ghost[places].tolist()
+        candidate = self.shadows.ask(asked, is_hit, was_evicted, self.serves_parts, self._candidate, num_unused)
+        if candidate != self._candidate:
+            self._follow(candidate)
 
-        Args:
-            pages: the pages.
-            counts: the reference counts of all pages.
-        """
+    def forgotten(self, pages: NDArray[np.int64]) -> None:
+        """Distinct pages are about to lose the hashes that they have, not by eviction; they keep places. O(pages)."""
+        if self._noted:
+            self._compute()
         pages = self._cached(pages)
-        self._hits[pages] = 0
+        self._uses[pages] = 0
         if self.shadows is not None:
             marks = self.mark_of[pages]
-            for place in self.shadows.sampled(marks):
-                self.shadows.forgotten(marks.item(place), not counts.item(pages.item(place)))
+            for mark in marks[self.shadows.sampled(marks)].tolist():
+                self.shadows.lost(mark)
 
     def counters(self) -> EvictionCounters:
         """What the policy has seen."""
@@ -488,8 +516,8 @@ class ReuseOrder:
         levels = [self._with_times(queue) for queue in self._levels]
         slots = self._ghosts.nonzero()[0]
         ghosts = list(zip(slots.tolist(), self._ghosts[slots].tolist(), strict=True))
-        hit = self._hits.nonzero()[0]
-        hits = list(zip(hit.tolist(), self._hits[hit].tolist(), strict=True))
+        used = self._uses.nonzero()[0]
+        hits = list(zip(used.tolist(), (self._uses[used] - 1).tolist(), strict=True))
         queues = QueuesState(self._front.in_batches(), levels, hits, ghosts)
         empty: list[int] = self._empty.order().tolist()
         saved = SavedEviction(self._regrets, empty, queues, self._candidate)
@@ -518,9 +546,9 @@ class ReuseOrder:
         self._candidate, self._turnovers = saved.candidate, CANDIDATES[saved.candidate].turnovers
         self._clear_queues()
         self._where[:] = _NOWHERE
-        self._hits[:] = 0
+        self._uses[:] = 0
         for page, number in saved.queues.hits:
-            self._hits_cell[page] = number
+            self._uses_cell[page] = number + 1
         for slot, tag in saved.queues.ghosts:
             self._ghosts[slot] = tag
         entries = [(_EMPTY, page, 0) for page in saved.empty]
@@ -552,13 +580,14 @@ class ReuseOrder:
         assert (free <= 1).all(), "POOL-2: a page is free twice"
         assert ((self._where != _NOWHERE) == (free == 1)).all(), "POOL-2: where pages wait"
         assert self.num_free == free.sum(), f"POOL-2: {self.num_free} free pages, counted {free.sum()}"
-        is_cached, hits = self._run_of != 0, self._hits
-        assert not hits[~is_cached].any(), "EVICT-1: a page without a hash has hits"
-        assert hits.max() <= MOST_HITS, f"EVICT-1: hits {hits.tolist()}"
+        is_cached, uses = self._run_of != 0, self._uses
+        assert not uses[~is_cached].any(), "EVICT-1: a page without a hash has uses"
+        assert uses.max() <= _MOST_USES, f"EVICT-1: uses {uses.tolist()}"
         assert not (is_cached & (self._where == _EMPTY)).any(), "EVICT-1: a cached page is among those without a hash"
         waits = is_cached & (self._where != _NOWHERE)
         own_level = np.where(self._where == _FRONT, _LEVELS, self._where) - _LEVELS
-        assert (_LEVELS_OF[hits] == own_level)[waits].all(), "EVICT-1: a page is on another's level"
+        assert uses[waits].all(), "EVICT-1: a page is free that was never let go"
+        assert (_LEVELS_OF[uses] == own_level)[waits].all(), "EVICT-1: a page is on another's level"
         for queue in self._levels:
             times = self._freed_at[queue.order()]
             assert (np.diff(times) >= 0).all(), f"EVICT-1: {times.tolist()}"
@@ -567,9 +596,11 @@ class ReuseOrder:
         assert batches == sorted(batches), f"EVICT-1: batches of {batches}"
         assert all(time <= self.clock for time in batches), f"EVICT-1: batches of {batches}, after {self.clock}"
 
-    def check_contents(self, counts: NDArray[np.int32], evictions: int) -> None:
-        """Verifies what depends on the pool's counts and evictions, and the shadow pools. O(pages)."""
+    def check_contents(self, evictions: int) -> None:
+        """Verifies what depends on the pool's evictions, and the shadow pools. O(pages)."""
         assert self.clock == evictions, f"EVICT-1: {self.clock} at {evictions} evictions"
-        assert (self.mark_of >= 0).all(), "EVICT-1: a mark below 0"
+        missing = (self.mark_of == _NOT_YET).nonzero()[0].tolist()
+        assert sorted({page for page, *_ in self._noted}) == missing, f"EVICT-1: pages {missing} have no marks"
+        assert (self.mark_of >= _NOT_YET).all(), "EVICT-1: a mark below 0"
         if self.shadows is not None:
-            self.shadows.check(self.mark_of[(self._run_of != 0) & (counts > 0)])
+            self.shadows.check()

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from ..reading.extra_keys import ExtraSegment
 from ..reading.tokens import TokenBytes
 
-__all__ = ["Marks"]
+__all__ = ["MARK", "Marks"]
 
 _STEP = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53
-_WORD, _MARK = 2**64 - 1, 2**63 - 1
-_SHIFT, _FIRST_WORD, _SECOND_WORD, _MARK_WORD = (np.uint64(number) for number in (33, _FIRST, _SECOND, _MARK))
+_WORD, MARK = 2**64 - 1, 2**63 - 1
+_ONE, _STEP_WORD, _MARK_WORD = np.uint64(1), np.uint64(_STEP), np.uint64(MARK)
+_SHIFT, _FIRST_WORD, _SECOND_WORD = np.uint64(33), np.uint64(_FIRST), np.uint64(_SECOND)
 
 
 def _mixed(number: int) -> int:
@@ -49,25 +50,29 @@ class Marks:
         none_hash: the root of the keys (HASH-1).
     """
 
-    __slots__ = ("_lists", "_seed", "_steps", "_weights")
+    __slots__ = ("_places", "_seed", "_weight_arrays", "_weights")
 
     def __init__(self, none_hash: bytes) -> None:
         self._seed = int.from_bytes(none_hash[:8], "little")
-        self._lists: dict[int, list[int]] = {}
-        self._weights: dict[int, NDArray[np.int64]] = {}
-        """The factors of the tokens of a page, by the number of tokens in it."""
-        self._steps: NDArray[np.uint64] = np.empty(0, np.uint64)
+        self._weights: dict[int, list[int]] = {}
+        """By the number of tokens in a page, the factors of its pairs of tokens; of its tokens where it is odd."""
+        self._weight_arrays: dict[int, NDArray[np.uint64]] = {}
+        self._places: NDArray[np.uint64] = np.empty(0, np.uint64)
         """What each place in a request adds to the sum of the page there."""
 
     def root(self, group_id: int) -> int:
         """What stands for the mark of a page before the first."""
-        return _mixed(self._seed - 1 - group_id & _WORD) & _MARK
+        return _mixed(self._seed - 1 - group_id & _WORD) & MARK
 
-    def _weight_list(self, page_size: int) -> list[int]:
-        found = self._lists.get(page_size)
+    def _weigh(self, num_tokens: int) -> list[int]:
+        """The factors of a page, made where they are missing."""
+        found = self._weights.get(num_tokens)
         if found is None:
-            found = self._lists[page_size] = [_mixed(self._seed + offset & _WORD) >> 34 for offset in range(page_size)]
-            self._weights[page_size] = np.array(found, np.int64)
+            found = [_mixed(self._seed + pair & _WORD) for pair in range(num_tokens + 1 >> 1)]
+            if num_tokens & 1:
+                found = [found[offset >> 1] << 32 * (offset & 1) & _WORD for offset in range(num_tokens)]
+            self._weights[num_tokens] = found
+            self._weight_arrays[num_tokens] = np.array(found, np.uint64)
         return found
 
     def next(self, before: int, place: int, tokens: bytes, extra: bytes) -> int:
@@ -79,14 +84,35 @@ class Marks:
             tokens: its token bytes.
             extra: the encoding of the extra keys that touch it.
         """
-        weights = self._lists.get(len(tokens) >> 2) or self._weight_list(len(tokens) >> 2)
-        own: int = sum(map(mul, memoryview(tokens).cast("i"), weights), (place + 1) * _STEP)
-        if extra:
-            own += _of_extra(extra)
-        own &= _WORD  # `_mixed`, without the call: this is most of what a decode step pays for a policy
-        own = ((own ^ own >> 33) * _FIRST) & _WORD
-        own = ((own ^ own >> 33) * _SECOND) & _WORD
-        return (before + (own ^ own >> 33)) & _MARK
+        words = memoryview(tokens).cast("I" if len(tokens) & 4 else "Q")
+        own = sum(map(mul, words, self._weigh(len(tokens) >> 2)), (place + 1) * _STEP) + _of_extra(extra)
+        return (before + _mixed(own & _WORD)) & MARK
+
+    def steps(self, pages: Sequence[tuple[int, int, int, bytes, bytes]]) -> list[int]:
+        """What the mark of each page is more than that of the page before it, modulo 2**64. O(tokens).
+
+        Args:
+            pages: of each page its id, that of the page before, its place, its token bytes, as many for each page, and
+                the encoding of the extra keys that touch it.
+        """
+        _, _, places, texts, extras = zip(*pages, strict=True)
+        sums = self._sums(b"".join(texts), len(texts[0]) >> 2)
+        sums += (np.array(places, np.uint64) + _ONE) * _STEP_WORD
+        if any(extras):
+            sums += np.array([_of_extra(extra) for extra in extras], np.uint64)
+        _mix(sums)
+        steps: list[int] = sums.tolist()
+        return steps
+
+    def _sums(self, tokens: TokenBytes, page_size: int) -> NDArray[np.uint64]:
+        """The sums of pages without what place and extra keys add, `u64[n]`."""
+        self._weigh(page_size)
+        if page_size & 1:  # no pages of whole pairs
+            words = np.frombuffer(tokens, np.uint32).astype(np.uint64).reshape(-1, page_size)
+        else:
+            words = np.frombuffer(tokens, np.uint64).reshape(-1, page_size >> 1)
+        sums: NDArray[np.uint64] = words @ self._weight_arrays[page_size]
+        return sums
 
     def chain(
         self, before: int, page_size: int, tokens: TokenBytes, segments: Sequence[ExtraSegment], start: int
@@ -100,13 +126,11 @@ class Marks:
             segments: the request's extra keys over its pages.
             start: the position of the first of them in the request.
         """
-        self._weight_list(page_size)
-        rows = np.frombuffer(tokens, np.int32).reshape(-1, page_size)
-        count = len(rows)
-        if start + count > len(self._steps):
-            self._steps = np.arange(1, 2 * (start + count) + 1, dtype=np.uint64) * np.uint64(_STEP)
-        sums = (rows.astype(np.int64) @ self._weights[page_size]).view(np.uint64)
-        sums += self._steps[start : start + count]
+        sums = self._sums(tokens, page_size)
+        count = len(sums)
+        if start + count > len(self._places):
+            self._places = np.arange(1, 2 * (start + count) + 1, dtype=np.uint64) * _STEP_WORD
+        sums += self._places[start : start + count]
         first = 0
         for segment in segments:
             end = min(segment.end - start, count)
@@ -115,7 +139,7 @@ class Marks:
                     sums[first:end] += np.uint64(_of_extra(segment.extra))
                 first = end
         _mix(sums)
-        np.cumsum(sums, out=sums)
+        np.add.accumulate(sums, out=sums)
         sums += np.uint64(before)
         sums &= _MARK_WORD
         marks: NDArray[np.int64] = sums.view(np.int64)

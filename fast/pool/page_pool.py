@@ -365,7 +365,7 @@ class PagePool(PoolCalls):
         if self.free_order.num_free != self.num_pages - 1:
             return False
         if self.policy is not None:
-            self.policy.forgotten(np.arange(self.num_pages), self.counts.of)
+            self.policy.forgotten(np.arange(self.num_pages))
         self.index.reset()
         if self.lasting is not None:
             self.lasting.fill(False)
@@ -404,8 +404,6 @@ class PagePool(PoolCalls):
 
     def hold(self, pages: NDArray[np.int64], are_distinct: bool = True) -> None:
         """`touch` for pages that are in use or cached; O(pages) where they are known to be distinct."""
-        if self.policy is not None:
-            self.policy.hit(pages, self.counts.of, are_distinct)
         free = self.counts.add(pages) if are_distinct else self.counts.add_mentioned(pages)
         if free.size:
             self.free_order.remove(free)
@@ -415,7 +413,7 @@ class PagePool(PoolCalls):
         """`free_pages` for distinct pages in use, each mentioned ``mentions`` times, in the order given. O(pages)."""
         freed = self.counts.remove(pages, mentions)
         if self.policy is not None:
-            self.policy.released(pages, freed)
+            self.policy.released(pages, len(freed))
         self._put_back(freed)
 
     def _put_back(self, pages: NDArray[np.int64]) -> None:
@@ -477,7 +475,7 @@ class PagePool(PoolCalls):
         if self.keys.kept:
             self.keys.remove(pages)
         if self.policy is not None:
-            self.policy.forgotten(pages, self.counts.of)
+            self.policy.forgotten(pages)
         if self.lasting is not None:
             self.lasting[pages] = False
         self.index.evict(pages)
@@ -544,7 +542,7 @@ class PagePool(PoolCalls):
             self.counts.check(free, pins)
             self.pins.check(is_cached)
             if self.policy is not None:
-                self.policy.check_contents(self.counts.of, self.log.evictions)
+                self.policy.check_contents(self.log.evictions)
         except AssertionError as error:
             order, counts = self.free_order.order().tolist(), self.counts.of.tolist()
             raise AssertionError(f"{error}\nfree: {order}\ncounts: {counts}\npins: {pins.tolist()}") from None

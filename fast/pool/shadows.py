@@ -35,7 +35,7 @@ class _Shadow:
         candidate: the rule.
 
     Attributes:
-        at: each content in it, with the queue in which it waits; None for one in use.
+        at: each content in it, with the queue in which it waits.
         clock: the number of contents evicted so far.
     """
 
@@ -58,49 +58,42 @@ class _Shadow:
         self._turnovers, self._uses_ghosts, self._extends = candidate
         self._num_slots = num_ghost_slots(size)
         self.clock = 0
-        self.at: dict[int, OrderedDict[int, int] | None] = {}
+        self.at: dict[int, OrderedDict[int, int]] = {}
         self._levels: list[OrderedDict[int, int]] = [OrderedDict() for _ in range(NUM_LEVELS)]
         self._front: deque[OrderedDict[int, int]] = deque()
         """Batches of contents, each with its clock; those that lost all are passed over when they come to an end."""
         self._hits: dict[int, int] = {}
+        """The number of hits of contents that have any."""
         self._ghosts: dict[int, int] = {}
 
-    def asked(self, mark: int, num_held: int) -> bool:
-        """A content was asked for, and is in use now; returns True if it was there. O(1) amortised.
+    def ask(self, marks: Sequence[int], serves_parts: bool, room: int) -> list[bool]:
+        """A request asked for contents and let go of them, the last one first. O(contents) amortised.
 
         Args:
-            mark: the content.
-            num_held: the number of contents in use, this one among them.
+            marks: the contents, all different.
+            serves_parts: see `ReuseOrder`.
+            room: the number of contents that there is room for now.
+
+        Returns:
+            For each content whether it was there.
         """
-        queue = self.at.get(mark, _MISSING)
-        if queue is not _MISSING:
-            self._hits[mark] = min(self._hits.get(mark, 0) + 1, MOST_HITS)
+        at, clock, hits, levels, ghosts = self.at, self.clock, self._hits, self._levels, self._ghosts
+        there: list[bool] = []
+        for mark in marks:
+            queue = at.get(mark)
+            there.append(queue is not None)
             if queue is not None:
                 del queue[mark]
-                self.at[mark] = None
-            return True
-        if self._size <= len(self.at) >= num_held:  # full, and not all are in use
-            self._evict()
-        self.at[mark] = None
-        if self._uses_ghosts and self._ghosts.get((mark & _LOW) * self._num_slots >> 32) == (mark >> 32) + 1:
-            self._hits[mark] = 1
-        return False
-
-    def left(self, marks: Sequence[int], num_held: int, serves_parts: bool) -> None:
-        """Contents left use, in this order. O(contents) amortised.
-
-        Args:
-            marks: the contents.
-            num_held: the number of contents that still are in use.
-            serves_parts: see `ReuseOrder`.
-        """
-        at, clock, hits, levels = self.at, self.clock, self._hits, self._levels
-        rest = levels[0]
-        if self._turnovers is None and clock:
-            rest = OrderedDict()
+                if hits.get(mark, 0) < MOST_HITS:
+                    hits[mark] = hits.get(mark, 0) + 1
+            elif self._uses_ghosts and ghosts.get((mark & _LOW) * self._num_slots >> 32) == (mark >> 32) + 1:
+                hits[mark] = 1
+        rest = OrderedDict() if self._turnovers is None and clock else levels[0]
         behind = int(serves_parts and self._extends and not hits.keys().isdisjoint(marks))
         for mark in marks:
-            behind = max(behind, hits.get(mark, 0))
+            own = hits.get(mark, 0)
+            if own > behind:
+                behind = own
             queue = rest
             if behind:
                 hits[mark] = behind
@@ -109,8 +102,9 @@ class _Shadow:
             at[mark] = queue
         if rest is not levels[0] and rest:
             self._front.append(rest)
-        while self._size < len(at) > num_held:
+        while len(at) > room:
             self._evict()
+        return there
 
     def _evict(self) -> None:
         queue = self._next()
@@ -149,36 +143,34 @@ class _Shadow:
 
     def lost(self, mark: int) -> None:
         """A content is not to be found any more. O(1)."""
-        queue = self.at.pop(mark, _MISSING)
+        queue = self.at.pop(mark, None)
         if queue is not None:
-            queue.pop(mark, None)
-        self._hits.pop(mark, None)
+            del queue[mark]
+            self._hits.pop(mark, None)
 
     def state(self) -> QueuesState:
         """What a snapshot has of it."""
         front = [(_time(batch), list(batch)) for batch in self._front if batch]
         levels = [list(level.items()) for level in self._levels]
-        return QueuesState(front, levels, sorted(self._hits.items()), sorted(self._ghosts.items()))
+        hits = [(mark, self._hits.get(mark, 0)) for mark in sorted(self.at)]
+        return QueuesState(front, levels, hits, sorted(self._ghosts.items()))
 
-    def restore(self, queues: QueuesState, clock: int, held: Sequence[int]) -> None:
-        """Sets the state of a snapshot; ``held`` are the contents in use."""
+    def restore(self, queues: QueuesState, clock: int) -> None:
+        """Sets the state of a snapshot."""
         self.clock = clock
         self._front = deque(OrderedDict.fromkeys(batch, time) for time, batch in queues.front)
         self._levels = [OrderedDict(level) for level in queues.levels]
-        self._hits, self._ghosts = dict(queues.hits), dict(queues.ghosts)
-        self.at = dict.fromkeys(held)
-        for queue in (*self._front, *self._levels):
-            self.at.update(dict.fromkeys(queue, queue))
+        self._hits = {mark: number for mark, number in queues.hits if number}
+        self._ghosts = dict(queues.ghosts)
+        self.at = {mark: queue for queue in (*self._front, *self._levels) for mark in queue}
 
-    def check(self, held: frozenset[int]) -> None:
-        """Verifies that queues, contents and clocks agree; ``held`` are the contents in use."""
+    def check(self) -> None:
+        """Verifies that queues, contents and clocks agree."""
         queues = [*self._front, *self._levels]
         free = {mark: queue for queue in queues for mark in queue}
         assert len(free) == sum(map(len, queues)), "EVICT-1: a content waits twice in a shadow pool"
-        assert {mark for mark, queue in self.at.items() if queue is None} == held, "EVICT-1: a shadow pool's holders"
         assert all(self.at.get(mark) is queue for mark, queue in free.items()), "EVICT-1: a shadow pool's queues"
-        assert len(self.at) == len(free) + len(held), "EVICT-1: contents of a shadow pool"
-        assert len(self.at) <= max(self._size, len(held)), "EVICT-1: a shadow pool is too full"
+        assert len(self.at) == len(free) <= self._size, "EVICT-1: contents of a shadow pool"
         assert self._hits.keys() <= self.at.keys(), "EVICT-1: a content that is gone has hits"
         for queue in queues:
             times = list(queue.values())
@@ -208,11 +200,11 @@ class Shadows:
         scores: the hits of each shadow pool, halved again and again (`HALVED_AFTER`).
     """
 
-    __slots__ = ("_asked", "_credit", "_holders", "_recent", "_shadows", "_size", "bound", "scores")
+    __slots__ = ("_asked", "_credit", "_num_pages", "_recent", "_shadows", "_size", "bound", "scores")
 
     def __init__(self, num_pages: int) -> None:
         self.bound = min(-(-(SHADOW_PAGES << 31) // num_pages) << 32, _ALL)
-        self._size = min(num_pages, SHADOW_PAGES)
+        self._num_pages, self._size = num_pages, min(num_pages, SHADOW_PAGES)
         self._shadows = [_Shadow(self._size, candidate) for candidate in CANDIDATES]
         self.scores = [0] * len(CANDIDATES)
         self._asked = 0
@@ -220,102 +212,84 @@ class Shadows:
         """The number of contents that the scores are of."""
         self._credit = 0
         """What the pool has gained on LRU, see `kvproof.spec.pool.shadows`."""
-        self._holders: dict[int, int] = {}
-        """The number of pages in use that hold each of the sampled contents."""
 
-    def sampled(self, marks: NDArray[np.int64]) -> list[int]:
+    def sampled(self, marks: NDArray[np.int64]) -> NDArray[np.int64]:
         """The places of the marks of sampled contents. O(marks)."""
         if self.bound == _ALL:
-            return list(range(len(marks)))
-        places: list[int] = (marks < self.bound).nonzero()[0].tolist()
-        return places
+            return np.arange(len(marks))
+        return (marks < self.bound).nonzero()[0]
 
-    def asked(self, mark: int, is_new_holder: bool, is_hit: bool, is_ghost: bool, now: int) -> int:
-        """A sampled content was asked for. O(1) amortised.
+    def ask(
+        self,
+        marks: Sequence[int],
+        is_hit: Sequence[bool],
+        is_ghost: Sequence[bool],
+        serves_parts: bool,
+        now: int,
+        num_unused: int,
+    ) -> int:
+        """A request asked for sampled contents, and lets go of them. O(contents) amortised.
 
         Args:
-            mark: the content.
-            is_new_holder: True if a page holds it now that was not in use with it before.
-            is_hit: True if the pool had it.
-            is_ghost: True if the pool had it and evicted it lately.
+            marks: the contents, all different, the last one first.
+            is_hit: for each whether the pool had it.
+            is_ghost: for each that the pool had not whether it evicted it lately.
+            serves_parts: see `ReuseOrder`.
             now: the place of the candidate in force.
+            num_unused: the number of pages that nobody uses any more.
 
         Returns:
             The place of the candidate to follow.
         """
-        if is_new_holder:
-            self._holders[mark] = self._holders.get(mark, 0) + 1
-        scores, num_held = self.scores, len(self._holders)
-        before = scores[0]
-        for place, shadow in enumerate(self._shadows):
-            if shadow.asked(mark, num_held):
-                scores[place] += 1
+        size, count, scores = self._size, len(marks), self.scores
+        room = num_unused * size // self._num_pages
+        by_lru, *others = (shadow.ask(marks, serves_parts, room) for shadow in self._shadows)
+        for place, hits in enumerate((by_lru, *others)):
+            scores[place] += sum(hits)
         if now:
-            if scores[0] == before:
-                self._credit += 2 * is_hit
-            elif is_ghost:
-                self._credit -= 3
-        self._asked += 1
-        self._recent += 1
-        if not self._asked % (HALVED_AFTER * self._size):
+            for is_own, is_by_lru, was_evicted in zip(is_hit, by_lru, is_ghost, strict=True):
+                if is_own > is_by_lru:
+                    self._credit += 2
+                elif was_evicted and is_by_lru > is_own:
+                    self._credit -= 3
+        self._asked += count
+        self._recent += count
+        if self._asked % (HALVED_AFTER * size) < count:
             self.scores = scores = [score // 2 for score in scores]
             self._recent //= 2
             self._credit //= 2
         if 500 * (self._credit + 16) + self._asked < 0:
             return 0
-        return candidate_to_follow(scores, now, self._recent, self._size)
+        return candidate_to_follow(scores, now, self._recent, size)
 
-    def left(self, marks: Sequence[int], serves_parts: bool) -> None:
-        """Pages that hold sampled contents became free, in this order; ``serves_parts``: see `ReuseOrder`."""
-        gone = [mark for mark in marks if self._holds_no_more(mark)]
-        if gone:
-            for shadow in self._shadows:
-                shadow.left(gone, len(self._holders), serves_parts)
-
-    def forgotten(self, mark: int, is_free: bool) -> None:
-        """A page lost its hash, and the sampled content with it."""
-        if mark not in self._holders if is_free else self._holds_no_more(mark):
-            for shadow in self._shadows:
-                shadow.lost(mark)
-
-    def _holds_no_more(self, mark: int) -> bool:
-        """A page in use lost a content; returns True if none does now."""
-        holders = self._holders
-        if holders[mark] > 1:
-            holders[mark] -= 1
-            return False
-        del holders[mark]
-        return True
+    def lost(self, mark: int) -> None:
+        """A sampled content is not to be found any more."""
+        for shadow in self._shadows:
+            shadow.lost(mark)
 
     # -- Snapshots (MAN-14) and check -------------------------------------------------------------
 
     def save(self, saved: SavedEviction) -> None:
         """Writes the state into what a snapshot has of the policy."""
-        saved.scores, saved.asked, saved.holders = list(self.scores), self._asked, sorted(self._holders.items())
+        saved.scores, saved.asked = list(self.scores), self._asked
         saved.recent, saved.credit = self._recent, self._credit
         saved.shadows = [(shadow.clock, shadow.state()) for shadow in self._shadows]
 
     def restore(self, saved: SavedEviction) -> None:
         """Sets the state; `check` verifies that it fits the rest."""
-        self.scores, self._asked, self._holders = list(saved.scores), saved.asked, dict(saved.holders)
+        self.scores, self._asked = list(saved.scores), saved.asked
         self._recent, self._credit = saved.recent, saved.credit
         for shadow, (clock, queues) in zip(self._shadows, saved.shadows, strict=True):
-            shadow.restore(queues, clock, list(self._holders))
+            shadow.restore(queues, clock)
 
-    def check(self, marks: NDArray[np.int64]) -> None:
+    def check(self) -> None:
         """Verifies every redundancy.
-
-        Args:
-            marks: those of the cached pages in use, `i64[n]`.
 
         Raises:
             AssertionError: one does not hold.
         """
-        held, counts = np.unique(marks[self.sampled(marks)], return_counts=True)
-        holders = dict(zip(held.tolist(), counts.tolist(), strict=True))
-        assert self._holders == holders, f"EVICT-1: holders {self._holders} of sampled contents, counted {holders}"
         for shadow in self._shadows:
-            shadow.check(frozenset(holders))
+            shadow.check()
             assert all(mark < self.bound for mark in shadow.at), "EVICT-1: a content outside of the sample"
         assert all(0 <= score <= self._recent for score in self.scores), f"EVICT-1: {self.scores} of {self._recent}"
         assert self._recent <= self._asked, f"EVICT-1: scores of {self._recent} contents, asked for {self._asked}"

@@ -83,7 +83,7 @@ class EvictionCounters:
     """What a pool's eviction policy has seen since the pool was made; ``lru`` watches nothing.
 
     Attributes:
-        regrets: number of pages that were published with a content that had been evicted lately.
+        regrets: number of pages that were let go for the first time with a content that had been evicted lately.
         candidate: the place in `CANDIDATES` of the rule in force.
         scores: hits of each candidate's shadow pool, halved again and again (`HALVED_AFTER`); empty unless
             ``adaptive``.
@@ -154,7 +154,7 @@ class QueuesState:
     Attributes:
         front: batches to be taken at once, the last one first.
         levels: the others, by level.
-        hits: [page or mark, number of hits] of the cached ones that have any, ascending.
+        hits: [page or mark, number of hits] of the cached ones that were let go before, ascending.
         ghosts: [slot, tag] of contents that were evicted, by slot.
     """
 
@@ -177,7 +177,6 @@ class SavedEviction:
         asked: number of sampled contents that were asked for.
         recent: number of those that the scores are of.
         credit: what the pool has gained on LRU, see `kvproof.spec.pool.shadows`.
-        holders: [mark, number of pages in use] of the sampled contents in use, by mark.
         shadows: the clock and the queues of each candidate's shadow pool.
     """
 
@@ -189,7 +188,6 @@ class SavedEviction:
     asked: int = 0
     recent: int = 0
     credit: int = 0
-    holders: list[tuple[int, int]] = field(default_factory=list)
     shadows: list[tuple[int, QueuesState]] = field(default_factory=list)
 
 
@@ -216,11 +214,11 @@ def _queues_of(part: Part, size: int, least: int = 0, below: int = BEYOND) -> Qu
     num_slots = num_ghost_slots(size)
     ghosts = [(slot.integer(below=num_slots), tag.integer(1, 2**31 + 1)) for slot, tag in pairs_of_ghosts]
     levels = [pairs(level) for level in parts["levels"].items(NUM_LEVELS)]
-    return QueuesState(front, levels, pairs(parts["hits"], 1, MOST_HITS + 1), ghosts)
+    return QueuesState(front, levels, pairs(parts["hits"], 0, MOST_HITS + 1), ghosts)
 
 
 _MEMBERS = (
-    "policy", "regrets", "empty", "queues", "candidate", "scores", "asked", "recent", "credit", "holders", "shadows"
+    "policy", "regrets", "empty", "queues", "candidate", "scores", "asked", "recent", "credit", "shadows"
 )  # fmt: skip
 
 
@@ -230,7 +228,6 @@ def eviction_to_json(policy: EvictionPolicy, saved: SavedEviction) -> dict[str, 
         **vars(saved),
         "policy": policy,
         "queues": _queues_to_json(saved.queues),
-        "holders": [list(entry) for entry in saved.holders],
         "shadows": [[clock, _queues_to_json(queues)] for clock, queues in saved.shadows],
     }
 
@@ -248,7 +245,6 @@ def eviction_of(part: Part, num_pages: int) -> SavedEviction:
     parts = part.members(_MEMBERS)
     lengths = len(CANDIDATES) if parts["policy"].value == "adaptive" else 0
     size = min(num_pages - 1, SHADOW_PAGES)
-    holders = (item.items(2) for item in parts["holders"].items())
     shadows = (item.items(2) for item in parts["shadows"].items(lengths))
     return SavedEviction(
         parts["regrets"].integer(),
@@ -259,6 +255,5 @@ def eviction_of(part: Part, num_pages: int) -> SavedEviction:
         parts["asked"].integer(),
         parts["recent"].integer(),
         parts["credit"].integer(-BEYOND),
-        [(mark.integer(), number.integer(1)) for mark, number in holders],
         [(clock.integer(), _queues_of(queues, size)) for clock, queues in shadows],
     )

@@ -3,14 +3,14 @@
 ::
 
     kvproof         "manager snapshot"
-    version         2, without ``eviction``, ``retention`` and ``match_unit``; 4 with ``eviction``, else 3
+    version         2, without ``eviction``, ``retention`` and ``match_unit``; 5 with ``eviction``, else 3
     num_pages, max_model_len, enable_caching, use_eagle, unhashed_first, enable_events, counter_sampling,
     max_pinned_pages, max_pinned_pages_per_salt, num_host_pages     the arguments of the manager
     none_hash       the root of its keys, hexadecimal as all bytes
     groups          [{kind, the fields of the declaration, layer_names, is_eagle_group}]; a dtype by its name
     now             the time of the last `advance_time`, or null
-    eviction        in version 4 only: {policy, regrets, empty, queues, candidate, scores, asked, recent, credit,
-                    holders, shadows}, see `SavedEviction`; queues: {front: [[clock, [page]]],
+    eviction        in version 5 only: {policy, regrets, empty, queues, candidate, scores, asked, recent, credit,
+                    shadows}, see `SavedEviction`; queues: {front: [[clock, [page]]],
                     levels: [[[page, clock]]], hits: [[page, hits]], ghosts: [[slot, tag]]}; shadows: [[clock, queues
                     of marks]]
     free            [page], in eviction order
@@ -80,7 +80,7 @@ Made = TypeVar("Made")
 _HEADER = "manager snapshot"
 _VERSION = 2
 _VERSION_WITH_MORE = 3
-_VERSION_WITH_EVICTION = 4
+_VERSION_WITH_EVICTION = 5
 """Version 3 with ``eviction`` told pages that were hit once from no others that were; it is refused."""
 
 _KEYS = (

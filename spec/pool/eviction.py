@@ -1,10 +1,11 @@
 """EVICT-1: the order in which free pages of priority 0 are evicted, by ``lru`` and by ``reuse``.
 
-The pool tells a queue what happens to its pages, one call each. By ``reuse`` free pages wait in several queues.
-*empty*: pages without a hash, which hold nothing. *levels*: pages by the number of their hits, none, 1, 2 or 3, and
-more; a page whose content was evicted lately and published again counts as hit once. *front*: what is taken at once. A
-candidate (`Candidate`) says which of them goes next. Times are counted in evicted pages; a turnover is as many as the
-pool has pages.
+The pool tells a queue what happens to its pages, one call each. What a policy learns of contents it learns when a
+request lets go of them, so that one that runs costs nothing: a page that is let go again with the content that it had
+then was hit since. By ``reuse`` free pages wait in several queues. *empty*: pages without a hash, which hold nothing.
+*levels*: pages by the number of their hits, none, 1, 2 or 3, and more; a page whose content was evicted lately counts
+as hit once when it is let go for the first time. *front*: what is taken at once. A candidate (`Candidate`) says which
+of them goes next. Times are counted in evicted pages; a turnover is as many as the pool has pages.
 """
 
 from collections import OrderedDict
@@ -77,16 +78,10 @@ class LruQueue:
     def published(self, page: int, mark: int) -> None:
         """A page in use got a hash; ``mark`` stands for its content, see `Marks`."""
 
-    def restored(self, page: int, mark: int) -> None:
-        """A page got the hash that it had when a snapshot was taken (MAN-14)."""
+    def released(self, pages: Sequence[int], num_freed: int) -> None:
+        """Pages lost references, in this order; the number of those that are about to be added to a queue."""
 
-    def hit(self, page: int, was_free: bool) -> None:
-        """A cached page got a reference."""
-
-    def released(self, pages: Sequence[int], freed: Collection[int]) -> None:
-        """Pages lost references, in this order; those freed are about to be added to a queue."""
-
-    def forgotten(self, page: int, is_free: bool) -> None:
+    def forgotten(self, page: int) -> None:
         """A page lost its hash in another way than by eviction."""
 
     def evicted(self, page: int) -> None:
@@ -138,7 +133,7 @@ class EvictionOrder:
         self.mark_of: dict[int, int] = {}
         """The mark of each cached entry."""
         self.hits: dict[int, int] = {}
-        """The number of hits of cached entries that have any, at most `MOST_HITS`; see `carry`."""
+        """The number of hits of cached entries that were let go, at most `MOST_HITS`; see `let_go`."""
         self.ghosts: dict[int, int] = {}
         """Tags of evicted contents, by the slots that their marks give; a later one takes a slot over."""
 
@@ -200,39 +195,43 @@ class EvictionOrder:
     def published(self, entry: int, mark: int) -> None:
         """An entry in use got a content."""
         self.mark_of[entry] = mark
-        if self.candidate.uses_ghosts and self.is_ghost(mark):
-            self.hits[entry] = 1
-
-    def hit(self, entry: int) -> None:
-        """A cached entry was asked for."""
-        self.hits[entry] = min(self.hits.get(entry, 0) + 1, MOST_HITS)
 
     def is_ghost(self, mark: int) -> bool:
         """Whether a content was evicted lately."""
         slot, tag = self._ghost(mark)
         return self.ghosts.get(slot) == tag
 
+    def marks(self, entries: Iterable[int]) -> list[tuple[int, int]]:
+        """Those of entries that have contents, with their marks."""
+        return [(entry, self.mark_of[entry]) for entry in entries if entry in self.mark_of]
+
     def _ghost(self, mark: int) -> tuple[int, int]:
         """The slot and the tag of a mark."""
         return (mark % 2**32) * num_ghost_slots(self.size) >> 32, (mark >> 32) + 1
 
-    def carry(self, entries: Sequence[int], serves_parts: bool) -> None:
-        """What an entry needs for its hits counts as hit as often: what follows it here, up to one without a content.
+    def let_go(self, entries: Sequence[int], serves_parts: bool) -> None:
+        """A request let go of entries: those that were let go before, with the same contents, were hit by it.
 
-        By a candidate that extends, all that the request computed behind an entry that was hit counts as hit once, if
-        it is known that a group needs only part of a prefix.
+        What an entry needs for its hits counts as hit as often: what follows it here, up to one without a content. By
+        a candidate that extends, all that the request computed behind an entry that was hit counts as hit once, if it
+        is known that a group needs only part of a prefix.
 
         Args:
             entries: entries of one request, the last one first.
             serves_parts: whether there is such a group.
         """
-        cached = [entry for entry in entries if entry in self.mark_of]
-        if serves_parts and self.candidate.extends and not self.hits.keys().isdisjoint(cached):
-            for entry in cached:
-                self.hits[entry] = max(self.hits.get(entry, 0), 1)
+        cached = self.marks(entries)
+        for entry, mark in cached:
+            if entry in self.hits:
+                self.hits[entry] = min(self.hits[entry] + 1, MOST_HITS)
+            else:
+                self.hits[entry] = int(self.candidate.uses_ghosts and self.is_ghost(mark))
+        if serves_parts and self.candidate.extends and any(self.hits[entry] for entry, _ in cached):
+            for entry, _ in cached:
+                self.hits[entry] = max(self.hits[entry], 1)
         behind = 0
         for entry in entries:
-            behind = max(behind, self.hits.get(entry, 0)) if entry in self.mark_of else 0
+            behind = max(behind, self.hits[entry]) if entry in self.mark_of else 0
             if behind:
                 self.hits[entry] = behind
 
@@ -241,7 +240,7 @@ class EvictionOrder:
         batch: dict[int, None] = {}
         keeps = self.candidate.turnovers is None and self.clock > 0  # before that, there is room for all
         for entry in entries:
-            level = self.hits.get(entry, 0).bit_length()
+            level = self.hits[entry].bit_length()
             if keeps and level == 0:
                 batch[entry] = None
             else:
@@ -274,11 +273,12 @@ class EvictionOrder:
             assert times == sorted(times), "EVICT-1: an entry stands before one that became free earlier"
             assert not times or times[-1] <= self.clock, "EVICT-1: an entry became free ahead of the clock"
         assert self.hits.keys() <= self.mark_of.keys(), "EVICT-1: an entry without a content has hits"
-        assert all(1 <= number <= MOST_HITS for number in self.hits.values()), f"EVICT-1: hits {self.hits}"
+        assert self.mark_of.keys() & set(free) <= self.hits.keys(), "EVICT-1: an entry is free that was never let go"
+        assert all(0 <= number <= MOST_HITS for number in self.hits.values()), f"EVICT-1: hits {self.hits}"
         for number, level in enumerate(self.levels):
             for entry in level.keys() & self.mark_of.keys():
-                assert self.hits.get(entry, 0).bit_length() == number, f"EVICT-1: entry {entry} is on another's level"
-        assert self.hits.keys().isdisjoint(entry for batch in batches for entry in batch), "EVICT-1: hits in a batch"
+                assert self.hits[entry].bit_length() == number, f"EVICT-1: entry {entry} is on another's level"
+        assert not any(self.hits.get(entry) for batch in batches for entry in batch), "EVICT-1: hits in a batch"
         for slot, tag in self.ghosts.items():
             assert 0 <= slot < num_ghost_slots(self.size), f"EVICT-1: no slot {slot}"
             assert 1 <= tag <= 2**31, f"EVICT-1: no mark has the tag {tag}"
@@ -354,22 +354,15 @@ class ReuseQueue(LruQueue):
 
     def published(self, page: int, mark: int) -> None:
         """See `LruQueue.published`."""
-        self.regrets += self.pages.is_ghost(mark)
         self.pages.published(page, mark)
 
-    def restored(self, page: int, mark: int) -> None:
-        """See `LruQueue.restored`."""
-        self.pages.mark_of[page] = mark
-
-    def hit(self, page: int, was_free: bool) -> None:  # noqa: ARG002 - shadow pools want to know
-        """See `LruQueue.hit`."""
-        self.pages.hit(page)
-
-    def released(self, pages: Sequence[int], freed: Collection[int]) -> None:  # noqa: ARG002 - as above
+    def released(self, pages: Sequence[int], num_freed: int) -> None:  # noqa: ARG002 - shadow pools want to know
         """See `LruQueue.released`."""
-        self.pages.carry(pages, self.serves_parts)
+        new = [mark for page, mark in self.pages.marks(pages) if page not in self.pages.hits]
+        self.regrets += sum(map(self.pages.is_ghost, new))
+        self.pages.let_go(pages, self.serves_parts)
 
-    def forgotten(self, page: int, is_free: bool) -> None:  # noqa: ARG002 - as above
+    def forgotten(self, page: int) -> None:
         """See `LruQueue.forgotten`."""
         self.pages.forgotten(page)
 

@@ -5,12 +5,12 @@ a wrong guess about reuse, never a wrong hit. Keys would serve as well, but a di
 is published; this sum is computed for a whole prompt at once::
 
     seed          = the first 8 bytes of the root of the keys (HASH-1)
-    weight of j   = the upper 30 bits of mixed(seed + j)      for the token at offset j of a page
-    sum of a page = sum of (token at offset j) * (weight of j) + (place of the page + 1) * STEP + extra
+    pair i        = token at offset 2 * i of a page + 2**32 * (token at offset 2 * i + 1, 0 behind the last)
+    sum of a page = sum of (pair i) * mixed(seed + i) + (place of the page + 1) * STEP + extra
     extra         = 0, or the first 8 bytes of SHA-256 of the encoding of the extra keys that touch the page (HASH-2)
     mark          = mixed(seed - 1 - group) + sum of mixed(sum of a page) over the page and all before it, mod 2**63
 
-All numbers are taken modulo 2**64, bytes are little-endian.
+Tokens are taken modulo 2**32, all other numbers modulo 2**64; bytes are little-endian.
 """
 
 from ..declarations import sha256
@@ -61,10 +61,9 @@ class Marks:
         for step in reversed(path):
             _, tokens, extra_keys = self._keys.content_of_id[step]
             place += 1
-            own = (
-                sum(token * (mixed(self._seed + offset) >> 34) for offset, token in enumerate(tokens))
-                + (place + 1) * STEP
-            )
+            own = (place + 1) * STEP
+            for offset, token in enumerate(tokens):
+                own += (token % 2**32 << 32 * (offset % 2)) * mixed(self._seed + offset // 2)
             if extra_keys is not None:
                 own += int.from_bytes(sha256(encode_extra_keys(extra_keys))[:8], "little")
             total += mixed(own)

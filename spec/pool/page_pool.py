@@ -422,10 +422,7 @@ class PagePool(PoolCalls):
     def _hold(self, pages: Iterable[int]) -> None:
         """Raises the count of each page once per mention, and takes free ones out of the queue (POOL-6)."""
         for page in pages:
-            was_free = bool(self.counts.add([page]))
-            if page in self.index.key_of:
-                self.free_order.queue.hit(page, was_free)
-            if was_free:
+            if self.counts.add([page]):
                 self.free_order.remove(page)
                 self.log.reused(page)
 
@@ -434,7 +431,7 @@ class PagePool(PoolCalls):
         mentioned = list(pages)
         freed = self.counts.remove(mentioned)
         last_mentions = list(dict.fromkeys(reversed(mentioned)))[::-1]
-        self.free_order.queue.released(last_mentions, freed)
+        self.free_order.queue.released(last_mentions, len(freed))
         for page in freed:
             self.log.freed(page)
         unhashed = [page for page in freed if page not in self.index.key_of]
@@ -458,7 +455,7 @@ class PagePool(PoolCalls):
             self.lasting.discard(page)
             self.log.forgotten(page)
             if not is_evicted:
-                self.free_order.queue.forgotten(page, self.counts.of[page] == 0)
+                self.free_order.queue.forgotten(page)
             if emit:
                 self.log.emit(PageRemoved(key.group_id, page, key.get_hash_value()))
 
@@ -486,7 +483,7 @@ class PagePool(PoolCalls):
             raise parts["cached"].damaged("names pages with caching off")
         restore_cached(self.index, self.keys, parts["contents"], parts["cached"], self.num_pages, sizes, unit_of(parts))
         for page, content in self.index.content_of.items() if self.free_order.queue.watches else ():
-            self.free_order.queue.restored(page, self.marks.of(content, self.index.key_of[page].group_id))
+            self.free_order.queue.published(page, self.marks.of(content, self.index.key_of[page].group_id))
 
     def restore_held(self, parts: Mapping[str, Part], held: Sequence[CachePage], pinned: Sequence[CachePage]) -> None:
         """Sets counts, pins, the free queue, priorities and the time of a pool without pages in use.

@@ -1,6 +1,7 @@
 """EVICT-1: ``adaptive``: each candidate runs on a small shadow pool, and the pool follows the one that hits most there.
 
-A shadow pool holds contents, by their marks, and no pages. Where the pool has more than `SHADOW_PAGES` pages, shadows
+A shadow pool holds contents, by their marks, and no pages: those that requests let go of, as if each request had asked
+for its contents at that moment. It has room for as many as the pool has pages that nobody uses. Where the pool has more than `SHADOW_PAGES` pages, shadows
 see a sample of the contents and are smaller than the pool by the same factor, so that hits there are to hits in the
 pool as the sample is to all. The sample is drawn by marks: it differs for another seed, and no chance is in it.
 
@@ -29,35 +30,31 @@ __all__ = ["AdaptiveQueue", "Shadow"]
 class Shadow(EvictionOrder):
     """A small pool of contents, each an entry that is its own mark, by one candidate."""
 
-    def asked(self, mark: int) -> bool:
-        """A content was asked for, and is in use now; returns whether it was there."""
-        if mark in self.mark_of:
-            self.hit(mark)
-            self.leave(mark)
-            return True
-        if len(self.mark_of) >= self.size and self.num_free:
-            self._evict()
-        self.published(mark, mark)
-        return False
+    def ask(self, marks: Sequence[int], serves_parts: bool, room: int) -> list[bool]:
+        """A request asked for contents and let go of them, the last one first; returns which of them were there.
 
-    def left(self, marks: Iterable[int], serves_parts: bool) -> None:
-        """Contents left use, in this order; see `carry`."""
-        own = [mark for mark in marks if mark in self.mark_of]
-        self.carry(own, serves_parts)
-        self.put(own)
-        while len(self.mark_of) > self.size and self.num_free:  # those in use may be more than there is room for
-            self._evict()
+        Args:
+            marks: the contents, all different.
+            serves_parts: see `EvictionOrder.let_go`.
+            room: the number of contents that there is room for now.
+        """
+        there = [mark in self.mark_of for mark in marks]
+        for mark in marks:
+            self.leave(mark)
+            self.published(mark, mark)
+        self.let_go(marks, serves_parts)
+        self.put(marks)
+        while len(self.mark_of) > room:
+            mark = self.next()
+            self.leave(mark)
+            self.evicted(mark)
+        return there
 
     def lost(self, mark: int) -> None:
         """A content is not to be found any more."""
         if mark in self.mark_of:
             self.leave(mark)
             self.forgotten(mark)
-
-    def _evict(self) -> None:
-        mark = self.next()
-        self.leave(mark)
-        self.evicted(mark)
 
 
 class AdaptiveQueue(ReuseQueue):
@@ -72,7 +69,6 @@ class AdaptiveQueue(ReuseQueue):
         asked: number of sampled contents that were asked for.
         recent: number of those that the scores are of: halved with them.
         credit: see above.
-        holders: number of pages in use that hold each of the sampled contents.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -81,67 +77,48 @@ class AdaptiveQueue(ReuseQueue):
         self.shadows = [Shadow(size, candidate) for candidate in CANDIDATES]
         self.scores = [0] * len(CANDIDATES)
         self.asked = self.recent = self.credit = 0
-        self.holders: dict[int, int] = {}
 
     def _is_sampled(self, mark: int) -> bool:
         return (mark >> 32) * self.pages.size < SHADOW_PAGES << 31
 
-    def _ask(self, mark: int, is_new_holder: bool, is_hit: bool) -> None:
-        if not self._is_sampled(mark):
-            return
-        self.holders[mark] = self.holders.get(mark, 0) + is_new_holder
-        hits = [shadow.asked(mark) for shadow in self.shadows]
-        self.scores = [score + is_own for score, is_own in zip(self.scores, hits, strict=True)]
-        now = CANDIDATES.index(self.pages.candidate)
-        if now != 0 and is_hit and not hits[0]:
-            self.credit += 2
-        elif now != 0 and hits[0] and not is_hit and self.pages.is_ghost(mark):
-            self.credit -= 3
-        self.asked += 1
-        self.recent += 1
-        if self.asked % (HALVED_AFTER * self.shadows[0].size) == 0:
+    def released(self, pages: Sequence[int], num_freed: int) -> None:
+        """See `LruQueue.released`."""
+        page_of: dict[int, int] = {}
+        for page, mark in self.pages.marks(pages):
+            if self._is_sampled(mark):
+                page_of.setdefault(mark, page)
+        if page_of:
+            self._ask(page_of, len(self) + num_freed)
+        super().released(pages, num_freed)
+
+    def _ask(self, page_of: dict[int, int], num_unused: int) -> None:
+        """Sampled contents were asked for, each on a page; the number of pages that nobody uses any more."""
+        size, now = self.shadows[0].size, CANDIDATES.index(self.pages.candidate)
+        room = num_unused * size // self.pages.size
+        hits = [shadow.ask(list(page_of), self.serves_parts, room) for shadow in self.shadows]
+        self.scores = [score + sum(own) for score, own in zip(self.scores, hits, strict=True)]
+        for (mark, page), is_hit_by_lru in zip(page_of.items(), hits[0], strict=True):
+            is_hit = page in self.pages.hits
+            if now != 0 and is_hit and not is_hit_by_lru:
+                self.credit += 2
+            elif now != 0 and is_hit_by_lru and not is_hit and self.pages.is_ghost(mark):
+                self.credit -= 3
+        self.asked += len(page_of)
+        self.recent += len(page_of)
+        period = HALVED_AFTER * size
+        if self.asked // period > (self.asked - len(page_of)) // period:
             self.scores = [score // 2 for score in self.scores]
             self.recent //= 2
             self.credit //= 2
         is_behind = 500 * (self.credit + 16) + self.asked < 0
-        best = 0 if is_behind else candidate_to_follow(self.scores, now, self.recent, self.shadows[0].size)
+        best = 0 if is_behind else candidate_to_follow(self.scores, now, self.recent, size)
         self.pages.candidate = CANDIDATES[best]
 
-    def published(self, page: int, mark: int) -> None:
-        """See `LruQueue.published`."""
-        self._ask(mark, True, False)
-        super().published(page, mark)
-
-    def hit(self, page: int, was_free: bool) -> None:
-        """See `LruQueue.hit`."""
-        self._ask(self.pages.mark_of[page], was_free, True)
-        super().hit(page, was_free)
-
-    def released(self, pages: Sequence[int], freed: Collection[int]) -> None:
-        """See `LruQueue.released`."""
-        left: list[int] = []
-        for page in pages:
-            mark = self.pages.mark_of.get(page)
-            if page in freed and mark is not None and self._is_sampled(mark) and self._holds_no_more(mark):
-                left.append(mark)
-        for shadow in self.shadows:
-            shadow.left(left, self.serves_parts)
-        super().released(pages, freed)
-
-    def forgotten(self, page: int, is_free: bool) -> None:
+    def forgotten(self, page: int) -> None:
         """See `LruQueue.forgotten`."""
-        mark = self.pages.mark_of[page]
-        if self._is_sampled(mark) and (self._holds_no_more(mark) if not is_free else mark not in self.holders):
-            for shadow in self.shadows:
-                shadow.lost(mark)
-        super().forgotten(page, is_free)
-
-    def _holds_no_more(self, mark: int) -> bool:
-        """A page that holds a content left use, or lost it; returns whether none in use holds it now."""
-        self.holders[mark] -= 1
-        if not self.holders[mark]:
-            del self.holders[mark]
-        return mark not in self.holders
+        for shadow in self.shadows:
+            shadow.lost(self.pages.mark_of[page])
+        super().forgotten(page)
 
     def counters(self) -> EvictionCounters:
         """See `LruQueue.counters`."""
@@ -152,7 +129,6 @@ class AdaptiveQueue(ReuseQueue):
         saved = super().saved()
         assert saved is not None, "every policy but LRU has a state"
         saved.scores, saved.asked, saved.recent, saved.credit = list(self.scores), self.asked, self.recent, self.credit
-        saved.holders = sorted(self.holders.items())
         saved.shadows = [(shadow.clock, shadow.state()) for shadow in self.shadows]
         return saved
 
@@ -161,25 +137,18 @@ class AdaptiveQueue(ReuseQueue):
         super().restore(free, saved, clock)
         assert saved is not None, "a snapshot with a policy has its state"
         self.scores, self.asked, self.recent = list(saved.scores), saved.asked, saved.recent
-        self.credit, self.holders = saved.credit, dict(saved.holders)
+        self.credit = saved.credit
         for shadow, (time, queues) in zip(self.shadows, saved.shadows, strict=True):
             shadow.restore(queues, time)
-            shadow.mark_of = {mark: mark for mark in (*shadow.free_entries(), *self.holders)}
+            shadow.mark_of = {mark: mark for mark in shadow.free_entries()}
 
     def check(self, cached: Collection[int], counts: Sequence[int], evictions: int) -> None:
         """See `LruQueue.check`."""
         super().check(cached, counts, evictions)
-        holders: dict[int, int] = {}
-        for page, mark in self.pages.mark_of.items():
-            if counts[page] and self._is_sampled(mark):
-                holders[mark] = holders.get(mark, 0) + 1
-        assert self.holders == holders, f"EVICT-1: holders {self.holders} of sampled contents, counted {holders}"
         for shadow in self.shadows:
             shadow.check()
-            free = set(shadow.free_entries())
-            assert shadow.mark_of.keys() == free | holders.keys(), "EVICT-1: contents of a shadow pool"
-            assert free.isdisjoint(holders), "EVICT-1: a content in use is free in a shadow pool"
-            assert len(shadow.mark_of) <= max(shadow.size, len(holders)), "EVICT-1: a shadow pool is too full"
+            assert shadow.mark_of.keys() == set(shadow.free_entries()), "EVICT-1: contents of a shadow pool"
+            assert len(shadow.mark_of) <= shadow.size, "EVICT-1: a shadow pool is too full"
             assert all(map(self._is_sampled, shadow.mark_of)), "EVICT-1: a content outside of the sample"
         assert all(0 <= score <= self.recent for score in self.scores), f"EVICT-1: {self.scores} of {self.recent}"
         assert self.recent <= self.asked, f"EVICT-1: scores of {self.recent} contents, asked for {self.asked}"

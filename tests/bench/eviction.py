@@ -61,7 +61,7 @@ def served_hits(
         for page in pages:
             counts[page] -= 1
         freed = [page for page in pages if not counts[page]]
-        queue.released(pages, freed)
+        queue.released(pages, len(freed))
         queue.put(freed)
 
     for chain, limit in zip(chains, most, strict=True):
@@ -76,7 +76,6 @@ def served_hits(
         hits.append(min(found, limit))
         pages = [page_of[content] for content in chain[:found]]
         for page in pages:
-            queue.hit(page, not counts[page])
             if not counts[page]:
                 queue.remove(page)
             counts[page] += 1
