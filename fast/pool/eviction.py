@@ -425,10 +425,9 @@ class ReuseOrder:
             for page, after, place, tokens, extra in noted:
                 cell[page] = marks.next(cell[after], place, tokens, extra)
             return
-        for size in {len(entry[3]) for entry in noted}:
-            own = [entry for entry in noted if len(entry[3]) == size]
-            for (page, after, *_), mark in zip(own, marks.steps(own), strict=True):
-                cell[page] = (cell[after] + mark) & MARK
+        pages, before, places, texts, extras = zip(*noted, strict=True)
+        for page, after, step in zip(pages, before, marks.steps(places, texts, extras), strict=True):
+            cell[page] = (cell[after] + step) & MARK
 
     def _follow(self, candidate: int) -> None:
         """Goes on by another rule."""

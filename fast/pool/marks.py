@@ -88,15 +88,18 @@ class Marks:
         own = sum(map(mul, words, self._weigh(len(tokens) >> 2)), (place + 1) * _STEP) + _of_extra(extra)
         return (before + _mixed(own & _WORD)) & MARK
 
-    def steps(self, pages: Sequence[tuple[int, int, int, bytes, bytes]]) -> list[int]:
-        """What the mark of each page is more than that of the page before it, modulo 2**64. O(tokens).
+    def steps(self, places: Sequence[int], texts: Sequence[bytes], extras: Sequence[bytes]) -> list[int]:
+        """What the mark of each of some pages is more than that of the page before it, modulo 2**64. O(tokens).
 
         Args:
-            pages: of each page its id, that of the page before, its place, its token bytes, as many for each page, and
-                the encoding of the extra keys that touch it.
+            places: their positions in their requests.
+            texts: their token bytes.
+            extras: the encodings of the extra keys that touch them.
         """
-        _, _, places, texts, extras = zip(*pages, strict=True)
-        sums = self._sums(b"".join(texts), len(texts[0]) >> 2)
+        lengths = set(map(len, texts))
+        if len(lengths) > 1:
+            return [self.next(0, *page) for page in zip(places, texts, extras, strict=True)]
+        sums = self._sums(b"".join(texts), lengths.pop() >> 2)
         sums += (np.array(places, np.uint64) + _ONE) * _STEP_WORD
         if any(extras):
             sums += np.array([_of_extra(extra) for extra in extras], np.uint64)

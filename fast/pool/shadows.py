@@ -77,27 +77,26 @@ class _Shadow:
         Returns:
             For each content whether it was there.
         """
-        at, clock, hits, levels, ghosts = self.at, self.clock, self._hits, self._levels, self._ghosts
+        at, clock, hits, levels = self.at, self.clock, self._hits, self._levels
+        rest = OrderedDict() if self._turnovers is None and clock else levels[0]
+        behind = int(serves_parts and self._extends and self._any_hit(marks))
         there: list[bool] = []
         for mark in marks:
             queue = at.get(mark)
-            there.append(queue is not None)
             if queue is not None:
                 del queue[mark]
-                if hits.get(mark, 0) < MOST_HITS:
-                    hits[mark] = hits.get(mark, 0) + 1
-            elif self._uses_ghosts and ghosts.get((mark & _LOW) * self._num_slots >> 32) == (mark >> 32) + 1:
-                hits[mark] = 1
-        rest = OrderedDict() if self._turnovers is None and clock else levels[0]
-        behind = int(serves_parts and self._extends and not hits.keys().isdisjoint(marks))
-        for mark in marks:
-            own = hits.get(mark, 0)
-            if own > behind:
-                behind = own
-            queue = rest
+                number = min(hits.get(mark, 0) + 1, MOST_HITS)
+                there.append(True)
+            else:
+                number = int(self._uses_ghosts and self._is_ghost(mark))
+                there.append(False)
+            if number > behind:
+                behind = number
             if behind:
                 hits[mark] = behind
                 queue = levels[behind.bit_length()]
+            else:
+                queue = rest
             queue[mark] = clock
             at[mark] = queue
         if rest is not levels[0] and rest:
@@ -105,6 +104,13 @@ class _Shadow:
         while len(at) > room:
             self._evict()
         return there
+
+    def _is_ghost(self, mark: int) -> bool:
+        return self._ghosts.get((mark & _LOW) * self._num_slots >> 32) == (mark >> 32) + 1
+
+    def _any_hit(self, marks: Sequence[int]) -> bool:
+        """True if any of the contents will count as hit, now that they are asked for."""
+        return not self.at.keys().isdisjoint(marks) or (self._uses_ghosts and any(map(self._is_ghost, marks)))
 
     def _evict(self) -> None:
         queue = self._next()
