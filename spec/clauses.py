@@ -93,8 +93,9 @@ _SENTENCES = {
     "EVICT-1": "eviction=lru, the default, is POOL-3's order. By reuse pages have levels: 0 if they were never hit, 1 "
     "after one hit or if their content was evicted lately, 2 after two or three, 3 after more. A free page is taken "
     "when one of the level below would be that was freed 4 turnovers of the pool later; free pages without a hash go "
-    "first. adaptive follows one of several such rules: the one that hits most in shadow pools, which hold a sample of "
-    "the contents by their marks, or LRU while the pool has lost hits to it. A page is never taken before the pages "
+    "first. A policy learns of contents when requests let go of them: a page that is let go again with the same "
+    "content was hit. adaptive follows one of several such rules: the one that hits most in shadow pools, which hold a "
+    "sample of what was let go, or LRU while the pool has lost hits to it. A page is never taken before the pages "
     "that need it for their hits, where requests free their pages as MAN-5 says. Pins and priorities stand above it "
     "(PIN-1, PIN-2). No clock and no chance decides: the same calls with the same seed evict the same pages.",
     # -- Page hashes ------------------------------------------------------------------------------
@@ -148,8 +149,7 @@ _SENTENCES = {
     "MAN-10": "get_num_common_prefix_pages counts the leading non-null pages that stand at the same index in the "
     "lists of every live running request, by identity, not by count; 0 for window, chunk and state groups; zeros "
     "if the number given is not the number running.",
-    "MAN-11": "The batched step gives the same pages and the same final state as the single calls in the same order, "
-    "but that an eviction policy other than lru learns of all that it evicts before what it stores (EVICT-1); a "
+    "MAN-11": "The batched step gives the same pages and the same final state as the single calls in the same order; a "
     "request that does not fit is reported and the later ones go on; new pages are appended to the requests' table "
     "rows.",
     "MAN-12": "Events (stored, removed, cleared; with group, page, key, parent's key, tokens, extra keys) come in an "

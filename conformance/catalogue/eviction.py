@@ -14,26 +14,27 @@ def parent_goes_before_child(fast: ModuleType) -> SimpleNamespace:
     """A page that was hit is protected, those before it in its prompt, which it needs to be hit, are not."""
     order = fast.pool.eviction.ReuseOrder
 
-    def released(self: Any, pages: Any, freed: Any) -> None:
-        before = self._hits[pages].copy()
-        order.released(self, pages, freed)
-        self._hits[pages] = before
+    def released(self: Any, pages: Any, num_freed: int) -> None:
+        before = self._uses[pages].copy()
+        order.released(self, pages, num_freed)
+        after = self._uses[pages]
+        self._uses[pages] = (before + 1).clip(max=after) if before.any() else after.clip(max=2)
 
     return with_policy(fast, released=released)
 
 
 @seeded(FORESEEN, "EVICT-1", "pool", also=("POOL-13",))
 def hits_of_free_pages_do_not_count(fast: ModuleType) -> SimpleNamespace:
-    """Only pages that are in use count as hit: a prefix that nobody else holds is never protected."""
+    """Only what others hold as well counts as hit: a prefix that nobody else holds is never protected."""
     order = fast.pool.eviction.ReuseOrder
 
-    def hit(self: Any, pages: Any, counts: Any, are_distinct: bool) -> None:
-        free = pages[counts[pages] == 0]
-        before = self._hits[free].copy()
-        order.hit(self, pages, counts, are_distinct)
-        self._hits[free] = before
+    def released(self: Any, pages: Any, num_freed: int) -> None:
+        before = self._uses[pages].copy()
+        order.released(self, pages, num_freed)
+        if num_freed == len(pages):
+            self._uses[pages] = before.clip(min=self._uses[pages].clip(max=1))
 
-    return with_policy(fast, hit=hit)
+    return with_policy(fast, released=released)
 
 
 @seeded(FORESEEN, "EVICT-1", "pool", also=("POOL-13",))
@@ -41,11 +42,11 @@ def hits_count_once(fast: ModuleType) -> SimpleNamespace:
     """A page that was hit again and again is taken as early as one that was hit once."""
     order = fast.pool.eviction.ReuseOrder
 
-    def hit(self: Any, pages: Any, counts: Any, are_distinct: bool) -> None:
-        order.hit(self, pages, counts, are_distinct)
-        self._hits[pages] = self._hits[pages].clip(max=1)
+    def released(self: Any, pages: Any, num_freed: int) -> None:
+        order.released(self, pages, num_freed)
+        self._uses[pages] = self._uses[pages].clip(max=2)
 
-    return with_policy(fast, hit=hit)
+    return with_policy(fast, released=released)
 
 
 @seeded(FORESEEN, "EVICT-1", "pool", also=("POOL-2", "POOL-13"))
@@ -56,17 +57,12 @@ def protection_outlives_the_hash(fast: ModuleType) -> SimpleNamespace:
     """
     order = fast.pool.eviction.ReuseOrder
 
-    def forgotten(self: Any, pages: Any, counts: Any) -> None:
-        before = self._hits[pages].copy()
-        order.forgotten(self, pages, counts)
-        self._hits[pages] = before
+    def forgotten(self: Any, pages: Any) -> None:
+        before = self._uses[pages].copy()
+        order.forgotten(self, pages)
+        self._uses[pages] = before
 
-    def published(self: Any, pages: Any, marks: Any) -> None:
-        before = self._hits[pages].copy()
-        order.published(self, pages, marks)
-        self._hits[pages] = self._hits[pages] | before
-
-    return with_policy(fast, forgotten=forgotten, published=published)
+    return with_policy(fast, forgotten=forgotten)
 
 
 @seeded(FORESEEN, "EVICT-1", "snapshots", also=("MAN-14", "MAN-5", "MAN-8", "POOL-3"))
@@ -75,7 +71,7 @@ def pages_taken_alone_leave_no_ghosts(fast: ModuleType) -> SimpleNamespace:
 
     def evicted_one(self: Any, page: int) -> None:
         if self._run_cell[page]:
-            self._hits_cell[page] = 0
+            self._uses_cell[page] = 0
             self.clock += 1
 
     return with_policy(fast, evicted_one=evicted_one)

@@ -81,7 +81,7 @@ class ReuseOrder:
         "_front",
         "_ghost_cell",
         "_ghosts",
-                "_levels",
+        "_levels",
         "_noted",
         "_num_slots",
         "_place_cell",
@@ -452,7 +452,7 @@ class ReuseOrder:
         slots, tags = self._ghost(marks)
         is_new = uses == 0
         is_ghost = (self._ghosts[slots] == tags) & is_new
-        num_ghosts = np.count_nonzero(is_ghost)
+        num_ghosts = int(np.count_nonzero(is_ghost))
         self._regrets += num_ghosts
         if self.shadows is not None:
             self._ask(marks, is_new, is_ghost, self.num_free + num_freed)

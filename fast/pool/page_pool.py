@@ -380,11 +380,6 @@ class PagePool(PoolCalls):
         """True if freed pages always go to the back of the queue: there are neither priorities nor a policy."""
         return not self.unhashed_first and not self.free_order.num_prioritised and self.policy is None
 
-    @property
-    def publishes_in_order(self) -> bool:
-        """True if pages of several groups are to be published request by request: for events, or for a policy."""
-        return self.keys.kept or self.policy is not None
-
     def take_one(self) -> int:
         """`PagePool.get_new_pages` of one page; at least one must be free. Returns its id."""
         page = self.free_order.take_one()

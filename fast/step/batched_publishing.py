@@ -95,7 +95,7 @@ def read_filled(
         promised: these and their new tokens, `i64[n]`.
     """
     groups = coordinator.publishing
-    if coordinator.page_pool.publishes_in_order and len(groups) > 1:
+    if coordinator.page_pool.keys.kept and len(groups) > 1:
         return Filled([], _entries(coordinator, slots, computed, promised))
     pages: list[NextPages] = []
     for group in groups:

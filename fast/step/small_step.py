@@ -136,7 +136,7 @@ def read_small_step(coordinator: CacheCoordinator, step: WholeStep, doing: NDArr
         be published request by request.
     """
     pool, groups = coordinator.page_pool, coordinator.groups
-    if not coordinator.keeps_all or (pool.publishes_in_order and len(groups) > 1):
+    if not coordinator.keeps_all or (pool.keys.kept and len(groups) > 1):
         return None
     takes: list[Take] = []
     needs: list[tuple[int, int]] = []

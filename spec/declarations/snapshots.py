@@ -81,7 +81,8 @@ _HEADER = "manager snapshot"
 _VERSION = 2
 _VERSION_WITH_MORE = 3
 _VERSION_WITH_EVICTION = 5
-"""Version 3 with ``eviction`` told pages that were hit once from no others that were; it is refused."""
+"""With ``eviction`` version 3 told pages that were hit once from no others that were, and version 4 not which pages in
+use were let go before; both are refused."""
 
 _KEYS = (
     *("kvproof", "version", "num_pages", "max_model_len", "enable_caching", "use_eagle", "unhashed_first"),

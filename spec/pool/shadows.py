@@ -1,9 +1,10 @@
 """EVICT-1: ``adaptive``: each candidate runs on a small shadow pool, and the pool follows the one that hits most there.
 
 A shadow pool holds contents, by their marks, and no pages: those that requests let go of, as if each request had asked
-for its contents at that moment. It has room for as many as the pool has pages that nobody uses. Where the pool has more than `SHADOW_PAGES` pages, shadows
-see a sample of the contents and are smaller than the pool by the same factor, so that hits there are to hits in the
-pool as the sample is to all. The sample is drawn by marks: it differs for another seed, and no chance is in it.
+for its contents at that moment. It has room for as many as the pool has pages that nobody uses. Where the pool has more
+than `SHADOW_PAGES` pages, shadows see a sample of the contents and are smaller than the pool by the same factor, so
+that hits there are to hits in the pool as the sample is to all. The sample is drawn by marks: it differs for another
+seed, and no chance is in it.
 
 Where requests change their ways, a shadow that was ahead says little about what comes next. So the pool's own hits are
 compared with those of LRU's shadow, too, while it follows another rule. The difference is the pool's *credit*: 2 for
@@ -12,7 +13,7 @@ as some ghosts are overwritten by then); it is halved with the scores. While the
 -16 - (contents asked for) / 500, the pool follows LRU, whatever the scores are.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 from ..declarations.eviction import (
     CANDIDATES,
