@@ -439,8 +439,8 @@ class ReuseOrder:
         is_cached = self._run_of[pages] != 0
         return pages if np.count_nonzero(is_cached) == len(pages) else pages[is_cached]
 
-    def released(self, pages: NDArray[np.int64]) -> None:
-        """Distinct pages lost references, in this order. O(pages)."""
+    def released(self, pages: NDArray[np.int64], num_freed: int) -> None:
+        """Distinct pages lost references, in this order; ``num_freed`` of them have none left. O(pages)."""
         if self._noted:
             self._compute()
         is_cached = self._run_of[pages] != 0
@@ -455,7 +455,7 @@ class ReuseOrder:
         num_ghosts = int(np.count_nonzero(is_ghost))
         self._regrets += num_ghosts
         if self.shadows is not None:
-            self._ask(marks, is_new, is_ghost)
+            self._ask(marks, is_new, is_ghost, self.num_free + num_freed)
         candidate = CANDIDATES[self._candidate]
         if np.count_nonzero(is_new) == num_cached and not (num_ghosts and candidate.uses_ghosts):
             self._uses[cached] = 1
@@ -474,7 +474,9 @@ class ReuseOrder:
         np.maximum.accumulate(uses[start:], out=uses[start:])
         self._uses[cached] = uses
 
-    def _ask(self, marks: NDArray[np.int64], is_new: NDArray[np.bool_], is_ghost: NDArray[np.bool_]) -> None:
+    def _ask(
+        self, marks: NDArray[np.int64], is_new: NDArray[np.bool_], is_ghost: NDArray[np.bool_], num_unused: int
+    ) -> None:
         """`released` for the shadow pools, which may say that another rule is better."""
         assert self.shadows is not None, "without shadow pools nothing is sampled"
         places = self.shadows.sampled(marks)
@@ -486,7 +488,8 @@ class ReuseOrder:
             places = places[np.sort(np.unique(own, return_index=True)[1])]
             asked = marks[places].tolist()
         is_hit, was_evicted = (~is_new[places]).tolist(), is_ghost[places].tolist()
-        candidate = self.shadows.ask(asked, is_hit, was_evicted, self.serves_parts, self._candidate)
+        most = num_unused if self.serves_parts else self._size
+        candidate = self.shadows.ask(asked, is_hit, was_evicted, self.serves_parts, self._candidate, most)
         if candidate != self._candidate:
             self._follow(candidate)
 

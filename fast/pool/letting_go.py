@@ -43,7 +43,7 @@ def let_go(pool: PagePool, pages: NDArray[np.int64], worth: NDArray[np.int8]) ->
     kept[pages[is_cached & (worth == KEPT)]] = True
     freed = pool.counts.remove(pages, 1)
     if pool.policy is not None:
-        pool.policy.released(pages)
+        pool.policy.released(pages, len(freed))
     if freed.size < pages.size:
         is_free = pool.counts.of[pages] == 0
         worth, is_cached = worth[is_free], is_cached[is_free]
@@ -70,7 +70,7 @@ def let_go_one(pool: PagePool, page: int, worth: int) -> None:
     count = pool.counts.cell[page] - 1
     pool.counts.cell[page] = count
     if pool.policy is not None:
-        pool.policy.released(np.array((page,)))
+        pool.policy.released(np.array((page,)), not count)
     if count:
         return
     stays = is_cached and (worth >= FIRST or bool(kept[page]) or order.priority(page) != 0)

@@ -408,7 +408,7 @@ class PagePool(PoolCalls):
         """`free_pages` for distinct pages in use, each mentioned ``mentions`` times, in the order given. O(pages)."""
         freed = self.counts.remove(pages, mentions)
         if self.policy is not None:
-            self.policy.released(pages)
+            self.policy.released(pages, len(freed))
         self._put_back(freed)
 
     def _put_back(self, pages: NDArray[np.int64]) -> None:

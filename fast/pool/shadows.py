@@ -66,12 +66,13 @@ class _Shadow:
         """The number of hits of contents that have any."""
         self._ghosts: dict[int, int] = {}
 
-    def ask(self, marks: Sequence[int], serves_parts: bool) -> list[bool]:
+    def ask(self, marks: Sequence[int], serves_parts: bool, room: int) -> list[bool]:
         """A request asked for contents and let go of them, the last one first. O(contents) amortised.
 
         Args:
             marks: the contents, all different.
             serves_parts: see `ReuseOrder`.
+            room: the number of contents that there is room for now.
 
         Returns:
             For each content whether it was there.
@@ -100,7 +101,7 @@ class _Shadow:
             at[mark] = queue
         if rest is not levels[0] and rest:
             self._front.append(rest)
-        while len(at) > self._size:
+        while len(at) > room:
             self._evict()
         return there
 
@@ -205,11 +206,11 @@ class Shadows:
         scores: the hits of each shadow pool, halved again and again (`HALVED_AFTER`).
     """
 
-    __slots__ = ("_asked", "_credit", "_recent", "_shadows", "_size", "bound", "scores")
+    __slots__ = ("_asked", "_credit", "_num_pages", "_recent", "_shadows", "_size", "bound", "scores")
 
     def __init__(self, num_pages: int) -> None:
         self.bound = min(-(-(SHADOW_PAGES << 31) // num_pages) << 32, _ALL)
-        self._size = min(num_pages, SHADOW_PAGES)
+        self._num_pages, self._size = num_pages, min(num_pages, SHADOW_PAGES)
         self._shadows = [_Shadow(self._size, candidate) for candidate in CANDIDATES]
         self.scores = [0] * len(CANDIDATES)
         self._asked = 0
@@ -231,6 +232,7 @@ class Shadows:
         is_ghost: Sequence[bool],
         serves_parts: bool,
         now: int,
+        most: int,
     ) -> int:
         """A request asked for sampled contents, and lets go of them. O(contents) amortised.
 
@@ -240,12 +242,14 @@ class Shadows:
             is_ghost: for each that the pool had not whether it evicted it lately.
             serves_parts: see `ReuseOrder`.
             now: the place of the candidate in force.
+            most: the number of pages that there is room for.
 
         Returns:
             The place of the candidate to follow.
         """
         size, count, scores = self._size, len(marks), self.scores
-        by_lru, *others = (shadow.ask(marks, serves_parts) for shadow in self._shadows)
+        room = most * size // self._num_pages
+        by_lru, *others = (shadow.ask(marks, serves_parts, room) for shadow in self._shadows)
         for place, hits in enumerate((by_lru, *others)):
             scores[place] += sum(hits)
         if now:

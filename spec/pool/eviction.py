@@ -78,8 +78,8 @@ class LruQueue:
     def published(self, page: int, mark: int) -> None:
         """A page in use got a hash; ``mark`` stands for its content, see `Marks`."""
 
-    def released(self, pages: Sequence[int]) -> None:
-        """Pages lost references, in this order."""
+    def released(self, pages: Sequence[int], num_freed: int) -> None:
+        """Pages lost references, in this order; ``num_freed`` of them are about to be added to a queue."""
 
     def forgotten(self, page: int) -> None:
         """A page lost its hash in another way than by eviction."""
@@ -356,7 +356,7 @@ class ReuseQueue(LruQueue):
         """See `LruQueue.published`."""
         self.pages.published(page, mark)
 
-    def released(self, pages: Sequence[int]) -> None:
+    def released(self, pages: Sequence[int], num_freed: int) -> None:  # noqa: ARG002 - shadow pools want to know
         """See `LruQueue.released`."""
         new = [mark for page, mark in self.pages.marks(pages) if page not in self.pages.hits]
         self.regrets += sum(map(self.pages.is_ghost, new))

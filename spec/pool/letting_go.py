@@ -38,7 +38,7 @@ def let_go(pool: PagePool, pages: Sequence[CachePage], worth: Iterable[Worth]) -
     pool.lasting.update(page for page, own in worth_of.items() if own is Worth.KEPT and page in cached)
     by_worth: dict[Worth, list[int]] = {own: [] for own in Worth}
     freed = pool.counts.remove(worth_of)
-    order.queue.released(list(worth_of))
+    order.queue.released(list(worth_of), len(freed))
     for page in freed:
         own = Worth.FIRST if page in pool.lasting or order.priority(page) else worth_of[page]
         by_worth[own if page in cached else Worth.NONE].append(page)

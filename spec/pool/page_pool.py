@@ -431,7 +431,7 @@ class PagePool(PoolCalls):
         mentioned = list(pages)
         freed = self.counts.remove(mentioned)
         last_mentions = list(dict.fromkeys(reversed(mentioned)))[::-1]
-        self.free_order.queue.released(last_mentions)
+        self.free_order.queue.released(last_mentions, len(freed))
         for page in freed:
             self.log.freed(page)
         unhashed = [page for page in freed if page not in self.index.key_of]

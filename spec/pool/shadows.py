@@ -2,9 +2,11 @@
 
 A shadow pool holds contents, by their marks, and no pages: those that requests let go of, as if each request had asked
 for its contents at that moment. It has room for as many as the pool has pages: as much as is in use while a request
-runs is let go between its admission and its end. Where the pool has more than `SHADOW_PAGES` pages, shadows see a
-sample of the contents and are smaller than the pool by the same factor, so that hits there are to hits in the pool as
-the sample is to all. The sample is drawn by marks: it differs for another seed, and no chance is in it.
+runs is let go between its admission and its end. Where a group needs only part of a prefix it has room for as many as
+the pool has pages that nobody uses, since requests let go of pages amid their way, and need more for a while than they
+leave behind. Where the pool has more than `SHADOW_PAGES` pages, shadows see a sample of the contents and are smaller
+than the pool by the same factor, so that hits there are to hits in the pool as the sample is to all. The sample is
+drawn by marks: it differs for another seed, and no chance is in it.
 
 Where requests change their ways, a shadow that was ahead says little about what comes next. So the pool's own hits are
 compared with those of LRU's shadow, too, while it follows another rule. The difference is the pool's *credit*: 2 for
@@ -32,12 +34,13 @@ __all__ = ["AdaptiveQueue", "Shadow"]
 class Shadow(EvictionOrder):
     """A small pool of contents, each an entry that is its own mark, by one candidate."""
 
-    def ask(self, marks: Sequence[int], serves_parts: bool) -> list[bool]:
+    def ask(self, marks: Sequence[int], serves_parts: bool, room: int) -> list[bool]:
         """A request asked for contents and let go of them, the last one first; returns which of them were there.
 
         Args:
             marks: the contents, all different.
             serves_parts: see `EvictionOrder.let_go`.
+            room: the number of contents that there is room for now.
         """
         there = [mark in self.mark_of for mark in marks]
         for mark in marks:
@@ -45,7 +48,7 @@ class Shadow(EvictionOrder):
             self.published(mark, mark)
         self.let_go(marks, serves_parts)
         self.put(marks)
-        while len(self.mark_of) > self.size:
+        while len(self.mark_of) > room:
             mark = self.next()
             self.leave(mark)
             self.evicted(mark)
@@ -82,20 +85,21 @@ class AdaptiveQueue(ReuseQueue):
     def _is_sampled(self, mark: int) -> bool:
         return (mark >> 32) * self.pages.size < SHADOW_PAGES << 31
 
-    def released(self, pages: Sequence[int]) -> None:
+    def released(self, pages: Sequence[int], num_freed: int) -> None:
         """See `LruQueue.released`."""
         page_of: dict[int, int] = {}
         for page, mark in self.pages.marks(pages):
             if self._is_sampled(mark):
                 page_of.setdefault(mark, page)
         if page_of:
-            self._ask(page_of)
-        super().released(pages)
+            self._ask(page_of, len(self) + num_freed if self.serves_parts else self.pages.size)
+        super().released(pages, num_freed)
 
-    def _ask(self, page_of: dict[int, int]) -> None:
-        """Sampled contents were asked for, each on a page."""
+    def _ask(self, page_of: dict[int, int], most: int) -> None:
+        """Sampled contents were asked for, each on a page; ``most`` is the number of pages that there is room for."""
         size, now = self.shadows[0].size, CANDIDATES.index(self.pages.candidate)
-        hits = [shadow.ask(list(page_of), self.serves_parts) for shadow in self.shadows]
+        room = most * size // self.pages.size
+        hits = [shadow.ask(list(page_of), self.serves_parts, room) for shadow in self.shadows]
         self.scores = [score + sum(own) for score, own in zip(self.scores, hits, strict=True)]
         for (mark, page), is_hit_by_lru in zip(page_of.items(), hits[0], strict=True):
             is_hit = page in self.pages.hits
