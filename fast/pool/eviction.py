@@ -73,7 +73,6 @@ class ReuseOrder:
     """
 
     __slots__ = (
-        "_bound",
         "_candidate",
         "_empty",
         "_freed_at",
@@ -128,7 +127,6 @@ class ReuseOrder:
         self._ghost_cell = self._ghosts.data
         self._place_cell = PageLog.places(num_pages)
         self.shadows = Shadows(self._size) if policy == "adaptive" else None
-        self._bound = 0 if self.shadows is None else self.shadows.bound
         self.clock = self._regrets = 0
         self._candidate = 0 if policy == "adaptive" else CANDIDATES.index(REUSE)
         self._turnovers = CANDIDATES[self._candidate].turnovers
