@@ -39,7 +39,6 @@ __all__ = ["ReuseOrder"]
 
 _NOWHERE, _EMPTY, _FRONT, _LEVELS = range(4)
 """Where a page waits; levels have the numbers from ``_LEVELS`` on."""
-_MOST_USES = MOST_HITS + 1
 _LEVEL_OF = (0, *(number.bit_length() for number in range(MOST_HITS + 1)))
 """The level of a page, by its number of uses."""
 _LEVELS_OF: NDArray[np.int64] = np.array(_LEVEL_OF)
@@ -417,14 +416,10 @@ class ReuseOrder:
 
     def _compute(self) -> None:
         """Computes the marks of the pages that `note_next` was given. O(tokens)."""
-        noted, cell, marks = self._noted, self.mark_cell, self.marks
+        cell = self.mark_cell
+        pages, before, places, texts, extras = zip(*self._noted, strict=True)
         self._noted = []
-        if len(noted) <= _FEW:
-            for page, after, place, tokens, extra in noted:
-                cell[page] = marks.next(cell[after], place, tokens, extra)
-            return
-        pages, before, places, texts, extras = zip(*noted, strict=True)
-        for page, after, step in zip(pages, before, marks.steps(places, texts, extras), strict=True):
+        for page, after, step in zip(pages, before, self.marks.steps(places, texts, extras), strict=True):
             cell[page] = (cell[after] + step) & MARK
 
     def _follow(self, candidate: int) -> None:
@@ -580,7 +575,7 @@ class ReuseOrder:
         assert self.num_free == free.sum(), f"POOL-2: {self.num_free} free pages, counted {free.sum()}"
         is_cached, uses = self._run_of != 0, self._uses
         assert not uses[~is_cached].any(), "EVICT-1: a page without a hash has uses"
-        assert uses.max() <= _MOST_USES, f"EVICT-1: uses {uses.tolist()}"
+        assert uses.max() <= MOST_HITS + 1, f"EVICT-1: uses {uses.tolist()}"
         assert not (is_cached & (self._where == _EMPTY)).any(), "EVICT-1: a cached page is among those without a hash"
         waits = is_cached & (self._where != _NOWHERE)
         own_level = np.where(self._where == _FRONT, _LEVELS, self._where) - _LEVELS
