@@ -19,7 +19,6 @@ has these fields and no others, and an array's bytes are as many as its shape sa
 """
 
 import base64
-import binascii
 import dataclasses
 import json
 from abc import abstractmethod
@@ -121,7 +120,7 @@ def array_from_json(part: Part, dtype: np.dtype[Any] | None = None) -> NDArray[A
         raise fields["shape"].damaged("must hold sizes of fewer than 2**40 entries")
     try:
         data = base64.b64decode(fields["data"].text(), validate=True)
-    except binascii.Error:
+    except ValueError:  # binascii.Error is one; letters beyond ASCII raise a plain one
         raise fields["data"].damaged("is no base64") from None
     if len(data) != prod(shape) * own.itemsize:
         raise fields["data"].damaged(f"has {len(data)} bytes, its shape {shape} asks for others")

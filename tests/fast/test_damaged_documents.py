@@ -142,6 +142,7 @@ CLAIMS: dict[str, tuple[str, str]] = {
     "float tables": ("RaggedPagesMetadata", _with("RaggedPagesMetadata", _tables(dtype="float32"))),
     "a large table": ("RaggedPagesMetadata", _with("RaggedPagesMetadata", _tables(shape=[2**20, 2**20]))),
     "an empty table": ("RaggedPagesMetadata", _with("RaggedPagesMetadata", _tables(shape=[0, 2**39, 2**39], data=""))),
+    "letters beyond ASCII": ("RaggedPagesMetadata", _with("RaggedPagesMetadata", _tables(data="\u00e4AAA"))),
     "format 1.0": ("events", _with("events", lambda document: document.update(format=1.0))),
     "nested deeply": ("events", "[" * 100_000),
     "a long number": ("events", '{"format": ' + "9" * 5_000 + "}"),
