@@ -78,7 +78,7 @@ class Deviation(Exception):
 
     Attributes:
         raised: where the backend raised, frame by frame, if that is how it deviates; see `raising.frames`.
-        inner: whether only the backend's own ``check()`` tells.
+        inner: whether only the backend's own ``check()`` tells, or a snapshot.
     """
 
     def __init__(

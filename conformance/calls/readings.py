@@ -172,6 +172,14 @@ def priorities(pool: Any, pages: Any) -> Any:
     return {page_id: int(pool.get_priority(page_id)) for page_id in pages}
 
 
+def whole_state(manager: Any) -> Any:
+    """The whole state as a snapshot has it, or by what error there is none."""
+    try:
+        return manager.snapshot()
+    except Exception as error:
+        return type(error).__name__
+
+
 def slots(manager: Any, names: Any) -> Any:
     """The slots of requests, or by what error they have none."""
     found: Any = {}
@@ -372,6 +380,7 @@ SHOWS: dict[str, Shows] = {
     "host pages of requests": Shows("SWAP-1", (Reading(host_pages_of_requests, ("manager", "names")),)),
     "free host pages": Shows("SWAP-1", (Reading(free_host_pages, ("manager",)),)),
     "slots": Shows("MAN-11", (Reading(slots, ("manager", "names")),)),
+    "snapshot": Shows("MAN-14", (Reading(whole_state, ("manager",)),)),
     "shards of requests": Shows("POOL-12", (Reading(shards_of_requests, ("manager", "names")),)),
     "table rows": Shows("MAN-11", (Reading(page_tables, ("table",)),)),
     "pages": Shows("POOL-5", (Reading(counts_and_hashes, ("pages",)),)),

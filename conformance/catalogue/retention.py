@@ -75,3 +75,24 @@ def _worth_as_an_end(fast: ModuleType, worth: int) -> SimpleNamespace:
         return [(low, high, retention.FIRST if value == worth else value) for low, high, value in found]
 
     return with_part(fast, "coordinator.retention", worth_between=worth_between)
+
+
+@seeded(FORESEEN, "RET-3", "window", also=("MAN-14", "POOL-3", "EVICT-1", *_LET_GO))
+def shared_pages_are_not_kept(fast: ModuleType) -> SimpleNamespace:
+    """A page that another request still holds is not noted as one to be kept: whoever lets go of it last decides."""
+    retention = fast.groups.retention.Retention
+
+    def as_before(self: Any, let_go: Any, *about: Any) -> None:
+        pool = self._pool
+        kept = pool.lasting.copy()
+        let_go(self, *about)
+        is_held = pool.counts.of > 0
+        pool.lasting[is_held] &= kept[is_held]
+
+    def let_go(self: Any, pages: Any, worth: Any, passed: Any) -> None:
+        as_before(self, retention.let_go, pages, worth, passed)
+
+    def let_go_before(self: Any, group: Any, slot: int, first: int, computed: int) -> None:
+        as_before(self, retention.let_go_before, group, slot, first, computed)
+
+    return with_part(fast, "coordinator.retention", let_go=let_go, let_go_before=let_go_before)

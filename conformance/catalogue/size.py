@@ -65,7 +65,7 @@ def common_pages_end_at_32(fast: ModuleType) -> SimpleNamespace:
     return _with_groups(fast, common_pages=common_pages)
 
 
-@seeded(FORESEEN, "MAN-1", "soak", also=("MAN-2", "MAN-3", "MAN-7"))
+@seeded(FORESEEN, "MAN-1", "soak", also=("MAN-2", "MAN-3", "MAN-7", "MAN-14"))
 def hits_end_at_512_pages(fast: ModuleType) -> SimpleNamespace:
     """A look-up goes 512 pages deep at most, so that long prompts are computed again from there on."""
 

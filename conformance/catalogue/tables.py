@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from .patching import whole, with_table
-from .registry import seeded
+from .patching import derived, whole, with_table
+from .registry import FORESEEN, seeded
 
 __all__: list[str] = []
 
@@ -159,5 +159,24 @@ def program_for_each_count(fast: ModuleType) -> SimpleNamespace:
     def commit(self: Any, num_reqs: Any) -> None:
         fast.PageTable.commit(self, num_reqs)
         self._device = write_rows(self._device, np.array(self._host[:num_reqs]))
+
+    return with_table(fast, commit=commit)
+
+
+@seeded(FORESEEN, "TAB-4", "table")
+def long_rows_are_sent_from_their_first_column(fast: ModuleType) -> SimpleNamespace:
+    """What a row has got since the last commit is copied by itself where it is long, from the row's first column on."""
+    lag_class = fast.table.table_lag.DeviceLag
+
+    def cells(self: Any, rows: Any, columns: Any, lengths: Any) -> Any:
+        sent = lag_class._cells(self, rows, columns, lengths)
+        for row, length in zip(rows.tolist(), lengths.tolist(), strict=True):
+            if length > 128:
+                sent[2][sent[0] == row] = self._host[row, :length]
+        return sent
+
+    def commit(self: Any, num_reqs: Any) -> None:
+        self._lag.__class__ = derived(lag_class, {"_cells": cells})
+        fast.PageTable.commit(self, num_reqs)
 
     return with_table(fast, commit=commit)

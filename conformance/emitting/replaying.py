@@ -332,7 +332,8 @@ def repeat(
     bound = type(machine, (EVERY_MACHINE[machine],), {"session": session})
     taken = bound()
     try:
-        for step in steps:
+        for place, step in enumerate(steps):
+            taken.closing = place == len(steps) - 1
             taken.repeat_step(step)
         taken.end()
     except Deviation as found:

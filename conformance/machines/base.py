@@ -35,6 +35,9 @@ T = TypeVar("T")
 Charge = Mapping[str, str] | str
 """Labels for differences of the state, by field, or one for all fields."""
 
+_SELDOM = 8
+"""The number of calls of which one is followed by a look at what is looked at seldom."""
+
 _LABELS = re.compile(r"\b([A-Z]+-\d+|R\d):")
 """How a message of ``check()`` names a clause, as those of ours do."""
 
@@ -58,6 +61,7 @@ class Machine(RuleBasedStateMachine):
             ``callable(first, second)``, which is called with that many arguments by position.
         examples: how many sequences of calls are tried unless told otherwise.
         num_steps: how many steps a sequence has.
+        pursuit: how many times as many steps as usual are taken to make a counterexample shorter.
         always: the clauses that the machine checks after every step, whatever the step is.
         levels: the levels at which it runs; at both, if what it compares depends on no eviction policy.
         capability: what the whole machine is about, by a name of `capabilities`; "" if no backend may lack it.
@@ -71,6 +75,7 @@ class Machine(RuleBasedStateMachine):
         backend: the backend's side.
         hurrying: whether states are not compared, as nobody asks for what is wrong by now.
         closing: whether the last step of a sequence is taken again.
+        closely: whether all of the state is looked at after every call, also what is looked at seldom.
         fields: what the observable state shows.
     """
 
@@ -78,6 +83,7 @@ class Machine(RuleBasedStateMachine):
     needs: ClassVar[tuple[str, ...]] = ()
     examples: ClassVar[int] = 100
     num_steps: ClassVar[int] = 50
+    pursuit: ClassVar[int] = 1
     always: ClassVar[frozenset[str]] = frozenset({"R1"})
     levels: ClassVar[frozenset[Level]] = frozenset({"exact"})
     capability: ClassVar[str] = ""
@@ -97,11 +103,11 @@ class Machine(RuleBasedStateMachine):
         self._wrong_before: set[str] = set()
         self._after: dict[str, object] = {}
         self._compared: set[str] = set()
-        self._doubt: Deviation | None = None
+        self._doubts: dict[bool, Deviation] = {}
         self._trace: list[TracedStep | Call] = []
         self._step: TracedStep | None = None
         self._operating = False
-        self.hurrying = self.closing = False
+        self.hurrying = self.closing = self.closely = False
 
     def begin_example(self) -> bool:
         """Counts an example, and returns whether it is made; ends the run where a deviation was found."""
@@ -109,8 +115,7 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Ends an example."""
-        if self._doubt is not None:
-            self.session.doubt = self.session.doubt or self._doubt
+        self.session.doubts = self._doubts | self.session.doubts
         if self.shows_answers and self._trace:
             self.session.end_example(self._trace, self.calls)
 
@@ -249,10 +254,10 @@ class Machine(RuleBasedStateMachine):
         except _Undecided:
             self._over = True
         except NoAnswer:
-            self._doubt = None
+            self._doubts = {}
             self._stopped(again=self.session.watch.stopped())
         except BaseException:
-            self._doubt = None  # what ends an example goes before what only check() found
+            self._doubts = {}  # what ends an example goes before what only check() found
             raise
         finally:
             known = not is_operation and name in steps_of(type(self))
@@ -449,8 +454,10 @@ class Machine(RuleBasedStateMachine):
             Side.made = None
 
     def _compare_states(self, charge: Charge, fixed: bool) -> None:
-        self._after = {shows.name: shows.read(self.spec) for shows in self.fields}
-        for shows in self.fields:
+        every = self.looks_at_all()
+        fields = [shows for shows in self.fields if every or not shows.seldom]
+        self._after = {shows.name: shows.read(self.spec) for shows in fields}
+        for shows in fields:
             clause = charge if isinstance(charge, str) else charge.get(shows.name, shows.clause)
             expected = self._after[shows.name]
             outcome = attempt(functools.partial(shows.read, self.backend))
@@ -469,10 +476,14 @@ class Machine(RuleBasedStateMachine):
             told = clause, f"{shows.name} = {found.expected}", f"{shows.name} = {found.observed}", outcome.error
             if not shows.inner or self.at_once:
                 self.differ(*told)
-            if self._doubt is None and clause in self.session.clauses:
-                self._doubt = self._deviation(*told)
-                self._doubt.inner = True
+            if clause in self.session.clauses and shows.seldom not in self._doubts:
+                self._doubts[shows.seldom] = self._deviation(*told)
+                self._doubts[shows.seldom].inner = True
         self._before = self._after
+
+    def looks_at_all(self) -> bool:
+        """Whether what is looked at seldom is looked at now."""
+        return self.closely or self.closing or not len(self.calls) % _SELDOM
 
     def _named_in(self, message: str) -> str:
         """The first clause that a backend's own ``check()`` names, of those that the machine always checks."""
@@ -480,9 +491,9 @@ class Machine(RuleBasedStateMachine):
 
     def end(self) -> None:
         """Ends steps that are taken again: what only the backend's own ``check()`` found is raised now."""
-        found, self._doubt = self._doubt, None
-        if found is not None:
-            raise found
+        found, self._doubts = self._doubts, {}
+        for seldom in sorted(found):
+            raise found[seldom]
 
     def differ(self, clause: str, expected: str, observed: str, error: BaseException | None = None) -> NoReturn:
         """Ends the example: the backend breaks a clause, which is a verdict if the clause is looked at.
@@ -496,7 +507,7 @@ class Machine(RuleBasedStateMachine):
         self._compared.add(clause)
         if clause not in self.session.clauses:
             raise _Undecided
-        found, self._doubt = self._deviation(clause, expected, observed, error), None
+        found, self._doubts = self._deviation(clause, expected, observed, error), {}
         self.session.record(found)
         raise found
 

@@ -200,7 +200,7 @@ _LONG = worlds(("full", "window"), room=(3, 3), options=({}, {}, {}, _TELLING), 
 
 _WORLDS = st.sampled_from((_USUAL, _USUAL, _MIXED, _MIXED, _LONG)).flatmap(lambda worlds: worlds)
 
-_CACHED = frozenset({*HASHES, "cached under another key than its own", "keys", "check()"})
+_CACHED = frozenset({*HASHES, "cached under another key than its own", "keys", "check()", "snapshot"})
 """What is read of all that is cached. A backend may put its books in order where somebody reads them."""
 
 _NOWHERE = {"rows": None, "tables": None}

@@ -24,7 +24,7 @@ from .calling import Calling
 from .ghost import Ghost
 from .hash import weak
 from .manager_blame import Case, ManagerBlame
-from .pool_state import event_fields, follow, order_clause, pin_fields, pool_fields, pool_options
+from .pool_state import event_fields, follow, order_clause, pin_fields, pool_fields, pool_options, whole_field
 from .worlds import World
 
 __all__ = ["MANAGER_REF", "POOL_REF", "ManagerMachine"]
@@ -59,7 +59,7 @@ class ManagerMachine(ManagerBlame, Calling):
     first: tuple[int, ...] = ()
     always = frozenset(
         {"R1", "R2", "POOL-1", "POOL-2", "POOL-3", "POOL-5", "POOL-7", "POOL-8", "POOL-10", "HASH-1", "HASH-2"}
-        | {"HASH-3", "EVICT-1", "MAN-1", "MAN-2", "MAN-6", "RET-2"}
+        | {"HASH-3", "EVICT-1", "MAN-1", "MAN-2", "MAN-6", "MAN-14", "RET-2"}
     )
 
     def build_managers(self, world: World) -> None:
@@ -128,7 +128,12 @@ class ManagerMachine(ManagerBlame, Calling):
             *((usage,) if self.offers("manager", "usage") else ()),
             *(event_fields(not self.lacks("counters")) if "enable_events" in self.options else ()),
             *(pin_fields() if "max_pinned_pages" in self.options else ()),
+            *((whole_field(self.always),) if self.shows_all() else ()),
         ]
+
+    def shows_all(self) -> bool:
+        """Whether the managers tell their whole state."""
+        return not self.lacks("snapshots") and self.offers("manager", "snapshot")
 
     # -- The world ----------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from ..calls.pool import POOL
 from ..calls.queue import PAGE, QUEUE
 from ..calls.readings import page_views
 from ..calls.values import EXTRA_KEYS
-from .base import Both, Side
+from .base import Both, Field, Side
 from .calling import Calling, Calls
 from .draws import Drawing
 from .pins import PINNED
@@ -69,6 +69,7 @@ class PoolMachine(Calling):
             "HASH-1",
             "HASH-2",
             "HASH-3",
+            "MAN-12",
             "EVICT-1",
         }
     )
@@ -106,7 +107,12 @@ class PoolMachine(Calling):
         lacks = frozenset(filter(self.lacks, ("queue", "keys")))
         self.order = order_clause(options)
         fields = pool_fields(self.seeded, weak=False, lacks=lacks, order=self.order)
-        self.watch(*fields, *(pin_fields() if "max_pinned_pages" in options else ()))
+        counted = "counter_sampling" in options and not self.lacks("counters") and self.offers("pool", "counters")
+        self.watch(
+            *fields,
+            *(pin_fields() if "max_pinned_pages" in options else ()),
+            *((Field.of("counters of the pool", aside=True),) if counted else ()),
+        )
 
     def target_of(self, table: Table, source: Drawing) -> Ref:
         """See `Calling.target_of`."""
@@ -252,7 +258,7 @@ class Pool(PoolMachine):
     def construct(self, num_pages: int, caching: bool, unhashed_first: bool, eviction: str | None, tells: bool) -> None:
         """A fresh pool of one policy or another: its free pages stand in the order of their ids."""
         wanted: dict[str, Any] = {"unhashed_first": True} if unhashed_first else {}
-        wanted |= {"enable_events": True} if tells else {}
+        wanted |= {"enable_events": True, "counter_sampling": 1} if tells else {}
         self.build_pool(num_pages, caching, **wanted, **({"eviction": eviction} if eviction else {}))
 
     @step("POOL-5", "POOL-9", "POOL-11", "POOL-13")

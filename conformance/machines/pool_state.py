@@ -1,5 +1,6 @@
 """What the observable state of pools and managers shows, read off public names only."""
 
+import json
 import operator
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -7,8 +8,16 @@ from typing import Any
 from ..calls.manager import event
 from .base import SPEC, Field, Side
 
-__all__ = ["TAKEN", "event_fields", "follow", "order_clause", "pin_fields", "pool_fields", "pool_options"]
-
+__all__ = [
+    "TAKEN",
+    "event_fields",
+    "follow",
+    "order_clause",
+    "pin_fields",
+    "pool_fields",
+    "pool_options",
+    "whole_field",
+]
 
 Groups = list[tuple[int, list[int]]]
 """The cached map with its keys forgotten: (group id, page ids in the order they were cached), sorted."""
@@ -95,6 +104,53 @@ def _blame_key(expected: Mapping[int, Any], observed: Mapping[int, Any]) -> str:
         if list(found[:-2]) != digest:
             return "HASH-1" if extra_keys is None else "HASH-2"
     return "HASH-1"
+
+
+_OF_PART: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("priorities", "now"), ("PIN-2",)),
+    **dict.fromkeys(("pins", "next_pin_id"), ("PIN-1",)),
+    **dict.fromkeys(("known", "given_back", "counters", "events", "clock", "stored_at", "freed_at"), ("MAN-12",)),
+    "eviction": ("EVICT-1",),
+    "requests": ("MAN-2",),
+    "copies": ("MAN-17", "MAN-13"),
+    "next_swap_id": ("SWAP-1",),
+    "match_unit": ("MAN-17",),
+}
+"""The clauses of the parts of a snapshot, those to be blamed first; all else is of MAN-14."""
+
+_IN_ANY_ORDER = ("known", "given_back")
+"""The lists of a snapshot that name requests, and whose order no call depends on."""
+
+
+def whole_field(always: Collection[str]) -> Field:
+    """The whole state, as a snapshot has it: what no call has shown yet as well. A side has its ``manager``.
+
+    Equal states give equal snapshots (MAN-14). What a policy, retention or a request has noted shows in them at once;
+    in what is evicted, freed or counted it may show many calls later, or in no sequence that a machine draws.
+
+    Args:
+        always: the clauses that may be blamed for a part of it.
+    """
+
+    def blame(expected: Any, observed: Any) -> str:
+        if not isinstance(expected, dict) or not isinstance(observed, dict):
+            return "MAN-14"
+        wrong = [name for name in expected if expected[name] != observed.get(name)]
+        return next((label for name in wrong for label in _OF_PART.get(name, ()) if label in always), "MAN-14")
+
+    labels = {label for of_part in _OF_PART.values() for label in of_part if label in always}
+    also = tuple(sorted(labels | {"MAN-14"}))
+    return Field.of("snapshot", agree=_alike, blame=blame, also=also, aside=True, inner=True, seldom=True)
+
+
+def _alike(expected: Any, observed: Any) -> bool:
+    """Whether two snapshots are equal as documents, but for the order of what has none."""
+    if expected == observed or not isinstance(expected, dict) or not isinstance(observed, dict):
+        return bool(expected == observed)
+    one, other = (json.loads(json.dumps(shot)) for shot in (expected, observed))
+    for shot in (one, other):
+        shot.update({name: sorted(shot[name]) for name in _IN_ANY_ORDER})
+    return bool(one == other)
 
 
 _LAST = 48

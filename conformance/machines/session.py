@@ -52,7 +52,8 @@ class Session:
         wasted: steps that had nothing possible to do.
         tried: for each clause the steps in which it was compared.
         deviations: for each clause that the backend was seen to break, the shortest deviation.
-        doubt: what the backend's own ``check()`` found first; it counts if the run finds nothing that a user sees.
+        doubts: what no user saw, where a run finds nothing that one sees: what was found first by the backend's own
+            ``check()`` (False), or else by what is looked at seldom (True).
         first_at: when the first deviation was seen, by the monotonic clock.
         lacks: what the backend was found not to offer, such as ``table.slot_mapping``.
         drawn: how often each method, argument and fault of the tables was drawn; see `Table.counted`.
@@ -91,7 +92,7 @@ class Session:
         self.hits = 0
         self.drawn: Counter[str] = Counter()
         self.deviations: dict[str, Deviation] = {}
-        self.doubt: Deviation | None = None
+        self.doubts: dict[bool, Deviation] = {}
         self.lacks: set[str] = set()
         self.undeclared: set[tuple[str, str]] = set()
         self.note = ""
@@ -186,9 +187,9 @@ class Session:
             self.drawn.update(names)
 
     def settle(self) -> None:
-        """Ends the search: where nothing that a user sees was found, what ``check()`` found is a deviation."""
-        if self.doubt is not None and not self.deviations:
-            self.record(self.doubt)
+        """Ends the search: where nothing that a user sees was found, what else was found is a deviation."""
+        if self.doubts and not self.deviations:
+            self.record(self.doubts[min(self.doubts)])
 
     def record(self, deviation: Deviation) -> None:
         """Keeps a deviation if it is the shortest of its clause."""

@@ -82,6 +82,7 @@ class Field:
             end the example.
         inner: whether no user sees it, as what a backend's own ``check()`` finds: a wrong value is reported where
             nothing else differs in the whole run.
+        seldom: whether it costs so much that it is looked at after one call of some only.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Field:
     also: tuple[str, ...] = ()
     aside: bool = False
     inner: bool = False
+    seldom: bool = False
 
     @classmethod
     def of(cls, name: str, requests: Iterable[str] = (), way: int = 0, **more: Any) -> "Field":

@@ -21,6 +21,7 @@ from ..calls.deviation import Deviation, TracedStep
 from ..calls.kinds import numbers_of
 from ..calls.manager import event
 from .base import Both, Nothing, Side
+from .pool_state import order_clause
 from .properties import operation
 from .session import EnoughError
 from .soak_base import Served, SoakBase, copies_of, hit_of, page_ids_of, plan_of
@@ -32,6 +33,9 @@ _CALLS_A_STEP = 4
 """The calls of a life for each of the machine's steps, by which is measured how long counterexamples are made shorter.
 
 With hundreds of requests or thousands of pages, the calls of this machine cost more than those of others."""
+
+_ALONE = 8
+"""The pages that are taken one by one where all are taken: a backend may take one page in another way than many."""
 
 _OWN = 1_000_000
 """Tokens from here on are a request's own: those of request n begin at n times this."""
@@ -77,7 +81,8 @@ class Soak(SoakBase):
             if left < 0:
                 break
         self.closely = True
-        self.repeat_step(TracedStep("look", ({},), is_operation=True))
+        for name in ("drain", "look"):
+            self.repeat_step(TracedStep(name, ({},), is_operation=True))
 
     def look_closely(self, found: Deviation) -> None:
         """Makes the calls since the state was last right again, to see which of them it is that goes wrong."""
@@ -393,6 +398,21 @@ class Soak(SoakBase):
         )
         if done.spec:
             self.met.note(["reset"], len(self._trace))
+
+    @operation
+    def drain(self) -> None:
+        """Takes every free page, some one by one, and gives them back: in the order in which they were to be taken."""
+        free = int(self.spec.pool.get_num_free_pages())
+        alone = min(free, _ALONE)
+
+        def act(side: Side) -> list[int]:
+            taken = [page for _ in range(alone) for page in side.pool.get_new_pages(1)]
+            taken += side.pool.get_new_pages(free - alone)
+            side.pool.free_pages(taken)
+            return [int(page.page_id) for page in taken]
+
+        line = f"pool.free_pages(<{alone} pages taken one by one> + pool.get_new_pages({free - alone}))"
+        self.call(line, act, order_clause(self.options))
 
     @operation
     def pin(self, name: str, tokens: int | None) -> None:

@@ -14,7 +14,7 @@ from ..calls.manager import MANAGER
 from ..calls.readings import page_views
 from .base import Both, Charge, Field, Machine, Nothing, Side
 from .meetings import Meetings
-from .pool_state import event_fields, follow, order_clause, pin_fields, pool_fields, pool_options
+from .pool_state import event_fields, follow, order_clause, pin_fields, pool_fields, pool_options, whole_field
 from .properties import start
 from .worlds import World
 
@@ -82,11 +82,11 @@ class SoakBase(Machine):
     Attributes:
         cases: the requests by id; those that went for good are not among them.
         known: the requests that the managers know, whose keys a snapshot names.
-        closely: whether the whole state is looked at after every call from now on.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("CacheManager", "CachePages", "MultiGroupPageTable")
     examples, num_steps = 12, 30
+    pursuit = 6
     always = frozenset(
         {"R1", "POOL-1", "POOL-2", "POOL-3", "POOL-5", "POOL-7", "POOL-8", "POOL-9", "POOL-10", "POOL-11", "EVICT-1"}
         | {"HASH-1", "HASH-2", "HASH-3", "MAN-1", "MAN-2", "MAN-3", "MAN-4", "MAN-5", "MAN-8", "MAN-10", "MAN-11"}
@@ -98,7 +98,6 @@ class SoakBase(Machine):
         super().__init__()
         self.cases: dict[str, Served] = {}
         self.known: dict[str, Request] = {}
-        self.closely = False
         self.met = Meetings()
         self._looked = 0
         self._unseen = 0
@@ -140,6 +139,11 @@ class SoakBase(Machine):
             ),
             *(event_fields(not self.lacks("counters")) if "enable_events" in self.options else ()),
             *(pin_fields() if "max_pinned_pages" in self.options else ()),
+            *(
+                (whole_field(self.always),)
+                if not self.lacks("snapshots") and self.offers("manager", "snapshot")
+                else ()
+            ),
         ]
         self.watch(*fields)
 
@@ -198,6 +202,10 @@ class SoakBase(Machine):
         looked = self._looked == len(self._trace)
         self._unseen += 0 if looked else work
         return work + (2 * self.world.num_pages if looked else 0)
+
+    def looks_at_all(self) -> bool:
+        """See `Machine.looks_at_all`: the whole state is looked at seldom."""
+        return True
 
     def compare_states(self, charge: Charge, fixed: bool = False) -> None:
         """Compares the whole state, where it is its turn; else how many pages are free."""

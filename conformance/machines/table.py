@@ -202,6 +202,10 @@ class TableSteps(TableMachine):
                 )
 
 
+_LONG_ROW = 200
+"""Entries of a row as long as those of engines: a backend may send so many in another way than a few."""
+
+
 class Table(TableSteps):
     """A side's ``table`` is a PageTable."""
 
@@ -214,13 +218,24 @@ class Table(TableSteps):
         return [*super().rows(), ATTENTION["cdiv"]]
 
     @start(
-        shape=st.sampled_from([(2, 3), (1, 1), (3, 2), (4, 5)]),
+        shape=st.sampled_from([(2, 3), (1, 1), (3, 2), (4, 5), (2, 3), (3, 2), (4, 5), (2, _LONG_ROW)]),
         max_tokens=st.sampled_from([6, 1, 16]),
         looking=st.booleans(),
     )
     def construct(self, shape: tuple[int, int], max_tokens: int, looking: bool) -> None:
         """A fresh table is empty on host and device."""
         self.build_tables("PageTable", *shape, max_tokens, looking=looking)
+
+    @step("TAB-2", "TAB-5", when=lambda self: self.widths[0] == _LONG_ROW, weight=4)
+    def send_a_long_row(self, source: Drawing) -> Calls:
+        """A row is sent, grows by more pages than a request has in the other tables, and is sent again."""
+        table, row = Ref("table"), source.integer(0, self.num_rows - 1)
+        if self.rooms(row)[0] < _LONG_ROW:
+            yield self.call_of("clear_row", table, row_idx=row)
+        few, many = source.integer(0, 2), _LONG_ROW - source.integer(2, _LONG_ROW // 3)
+        for pages in ([1] * few, list(range(1, many + 1))):
+            yield self.call_of("append_row", table, page_ids=pages, row_idx=row)
+            yield self.call_of("commit", table, num_reqs=self.num_rows)
 
 
 class MultiTable(TableSteps):

@@ -60,7 +60,7 @@ def shorten(machine: type[Machine], session: Session, steps: int, seconds: float
     shortening = _Shortening(machine, session, found, steps, seconds)
     with suppress(EnoughError):
         shortening.run()
-    session.deviations[found.clause] = shortening.found
+    session.deviations[shortening.found.clause] = shortening.found
     return shortening.steps
 
 
@@ -94,6 +94,8 @@ class _Shortening:
 
     def run(self) -> None:
         """Looks until nothing is found any more; where the same steps do not deviate again, it does not look."""
+        if self.found.inner:
+            self._look_closely()
         again = self._repeat(self._machine, self.found.trace)
         if again is None or again.clause != self.found.clause:
             said = "did not deviate" if again is None else f"deviated from {again.clause}"
@@ -112,6 +114,14 @@ class _Shortening:
             self._simplify_draws()
             self._leave_out_pairs()
             self._tighten()
+
+    def _look_closely(self) -> None:
+        """Goes on from the first step after which it shows, where it was looked at only later."""
+        seen = self._repeat(self._machine, self.found.trace, closely=True)
+        if seen is not None and len(seen.trace) < len(self.found.trace) and self._makes_sense(seen.trace):
+            del self._session.deviations[self.found.clause]
+            self._session.record(seen)
+            self.found = seen
 
     def _leave_out_alike(self) -> None:
         """Leaves out all steps of a kind, and all that name a thing: of many steps most are about something else."""
@@ -286,13 +296,16 @@ class _Shortening:
         """
         return self._alone is None or self._repeat(self._alone, steps) is None
 
-    def _repeat(self, machine: type[Machine], steps: Steps, hurrying: bool = False) -> Deviation | None:
+    def _repeat(
+        self, machine: type[Machine], steps: Steps, hurrying: bool = False, closely: bool = False
+    ) -> Deviation | None:
         """Takes steps again.
 
         Args:
             machine: the machine.
             steps: the steps.
             hurrying: whether states are compared in the last step only.
+            closely: whether also what is looked at seldom is compared in every step.
 
         Returns:
             The deviation that they end in; None if they end in none.
@@ -300,6 +313,7 @@ class _Shortening:
         self.steps += len(steps) // (_HURRY if hurrying else 1)
         taken = machine()
         try:
+            taken.closely = closely or self.found.inner
             for place, step in enumerate(steps):
                 taken.closing = place == len(steps) - 1
                 taken.hurrying = hurrying and not taken.closing

@@ -162,7 +162,7 @@ class Steps:
         """Publishes the full pages up to the promised tokens, as far as the tokens are known (MAN-3)."""
         bound = min(demand.promised, demand.num_tokens)
         self._coordinator.cache_pages(demand.request_id, demand.chains, bound)
-        if demand.live is None:
+        if demand.live is None and self._coordinator.page_pool.enable_caching:
             self._live.by_id[demand.request_id].num_first = bound
 
     def cache_pages(self, request: EngineRequest, num_computed_tokens: int) -> None:

@@ -28,7 +28,7 @@ LINES = {
     **dict.fromkeys((1, 6, 9, 13, 16, 18, 22, 23, 24, 26, 29, 30, 32, 33, 35, 37, 40, 45, 53, 55), 2),
     **dict.fromkeys((7, 8, 14, 36, 43, 44, 46, 47, 49, 50, 52), 3),
     **dict.fromkeys((12, 48), 4),
-    FORESEEN: 49,
+    FORESEEN: 51,
 }
 """How many variants each line of the list of known faults has, and how many are our own."""
 
@@ -38,10 +38,13 @@ SEEDS = range(8)
 MOST_CALLS = 12
 
 
-def report_on(backend: str, machine: type[Machine], shrink_seconds: float) -> MachineReport:
+def report_on(bug: SeededBug, shrink_seconds: float) -> MachineReport:
+    """What the first seed found that shows a bug, by its clause where a snapshot alone tells that states differ."""
+    machine, backend = machine_for(bug), load_backend(f"kvproof.conformance.catalogue:{bug.name}")
     for seed in SEEDS:
-        report = run_machine(machine, load_backend(backend), seed, shrink_seconds=shrink_seconds)
-        if report.deviations:
+        report = run_machine(machine, backend, seed, shrink_seconds=shrink_seconds)
+        told = [found for found in report.deviations if not found.expected.startswith("snapshot = ")]
+        if told or bug.clauses & {found.clause for found in report.deviations}:
             break
     return report
 
@@ -58,7 +61,7 @@ def machine_for(bug: SeededBug) -> type[Machine]:
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_suite_catches(bug: SeededBug) -> None:
-    report = report_on(f"kvproof.conformance.catalogue:{bug.name}", machine_for(bug), shrink_seconds=0.1)
+    report = report_on(bug, shrink_seconds=0.1)
     assert not report.missing
     assert report.deviations, f"{bug.machine} found nothing in {report.examples} examples, {report.steps} steps"
     # what shrinking comes upon beside what was found first depends on the computer's speed
@@ -99,7 +102,7 @@ def test_r1_a_fault_of_results_refuses_what_is_refused_without_it(name: str) -> 
 def test_counterexamples_become_short(name: str) -> None:
     """Given time: how short they become in a second depends on the computer that runs the test."""
     bug = SEEDED_BUGS[name]
-    report = report_on(f"kvproof.conformance.catalogue:{name}", machine_for(bug), shrink_seconds=60)
+    report = report_on(bug, shrink_seconds=60)
     assert len(report.deviations[0].calls) <= MOST_CALLS, "\n".join(report.deviations[0].calls)
 
 

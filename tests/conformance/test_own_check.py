@@ -36,3 +36,20 @@ def test_check_is_told_where_nothing_else_differs() -> None:
     assert found[0].expected.startswith("check() = ")
     assert "the books are wrong" in found[0].observed
     assert found[0].num_calls == 1
+
+
+def test_a_state_that_no_call_shows_is_told_by_snapshots() -> None:
+    """In the machine of managers nothing is swapped out: only a snapshot has the number of the next plan."""
+
+    class Jumping(fast.CacheManager):
+        def free(self, request: Any, num_written: int | None = None) -> list[str]:
+            self.coordinator.swapped.next_id += 1
+            return super().free(request, num_written)
+
+    names = {name: getattr(fast, name) for name in fast.__all__} | {"CacheManager": Jumping}
+    backend = Backend("jumping", SimpleNamespace(**names))
+    found = run_machine(MACHINES["manager"], backend, 0, examples=8, shrinking=0.2).deviations
+    assert [deviation.clause for deviation in found] == ["MAN-14"]
+    assert found[0].expected.startswith("snapshot = ")
+    assert found[0].calls[-1].startswith("manager.free(")
+    assert found[0].num_calls <= 4
