@@ -33,7 +33,7 @@ FILES = (
 )
 """Its tests, in ``tests/v1/core``, that make a scheduler."""
 
-_LEFT_OUT = "are left out by this glue"
+_LEFT_OUT = "are left out of tests/demonstrations/vllm_glue.py"
 
 _INSIDE = "it looks inside vLLM's own manager: request lists, the null block, blocks taken by hand"
 _AUXILIARY = "left out: auxiliary outputs, a connector that reads the pool of vLLM's own manager"
