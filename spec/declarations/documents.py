@@ -118,8 +118,9 @@ def array_from_json(part: Part, dtype: np.dtype[Any] | None = None) -> NDArray[A
         raise fields["shape"].damaged(f"must be a list of at most {_MOST_AXES} sizes")
     if prod(size or 1 for size in shape) >= _BEYOND:
         raise fields["shape"].damaged("must hold sizes of fewer than 2**40 entries")
+    text = fields["data"].text()
     try:
-        data = base64.b64decode(fields["data"].text(), validate=True)
+        data = base64.b64decode(text, validate=True)
     except ValueError:  # binascii.Error is one; letters beyond ASCII raise a plain one
         raise fields["data"].damaged("is no base64") from None
     if len(data) != prod(shape) * own.itemsize:
