@@ -24,7 +24,7 @@ from .calling import Calling
 from .ghost import Ghost
 from .hash import weak
 from .manager_blame import Case, ManagerBlame
-from .pool_state import event_fields, follow, order_clause, pin_fields, pool_fields, pool_options, whole_field
+from .pool_state import event_fields, follow, order_clause, pin_fields, pool_fields, pool_options, whole_fields
 from .worlds import World
 
 __all__ = ["MANAGER_REF", "POOL_REF", "ManagerMachine"]
@@ -128,12 +128,8 @@ class ManagerMachine(ManagerBlame, Calling):
             *((usage,) if self.offers("manager", "usage") else ()),
             *(event_fields(not self.lacks("counters")) if "enable_events" in self.options else ()),
             *(pin_fields() if "max_pinned_pages" in self.options else ()),
-            *((whole_field(self.always),) if self.shows_all() else ()),
+            *whole_fields(self),
         ]
-
-    def shows_all(self) -> bool:
-        """Whether the managers tell their whole state."""
-        return not self.lacks("snapshots") and self.offers("manager", "snapshot")
 
     # -- The world ----------------------------------------------------------------------------------------
 

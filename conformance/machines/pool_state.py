@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from ..calls.manager import event
-from .base import SPEC, Field, Side
+from .base import SPEC, Field, Machine, Side
 
 __all__ = [
     "TAKEN",
@@ -16,7 +16,7 @@ __all__ = [
     "pin_fields",
     "pool_fields",
     "pool_options",
-    "whole_field",
+    "whole_fields",
 ]
 
 Groups = list[tuple[int, list[int]]]
@@ -122,15 +122,18 @@ _IN_ANY_ORDER = ("known", "given_back")
 """The lists of a snapshot that name requests, and whose order no call depends on."""
 
 
-def whole_field(always: Collection[str]) -> Field:
-    """The whole state, as a snapshot has it: what no call has shown yet as well. A side has its ``manager``.
+def whole_fields(machine: Machine) -> tuple[Field, ...]:
+    """The whole state, as a snapshot has it: what no call has shown yet as well. None where managers don't tell it.
 
     Equal states give equal snapshots (MAN-14). What a policy, retention or a request has noted shows in them at once;
     in what is evicted, freed or counted it may show many calls later, or in no sequence that a machine draws.
 
     Args:
-        always: the clauses that may be blamed for a part of it.
+        machine: whose sides have a ``manager``; for a part of the state its ``always`` may be blamed.
     """
+    if machine.lacks("snapshots") or not machine.offers("manager", "snapshot"):
+        return ()
+    always = machine.always
 
     def blame(expected: Any, observed: Any) -> str:
         if not isinstance(expected, dict) or not isinstance(observed, dict):
@@ -140,7 +143,7 @@ def whole_field(always: Collection[str]) -> Field:
 
     labels = {label for of_part in _OF_PART.values() for label in of_part if label in always}
     also = tuple(sorted(labels | {"MAN-14"}))
-    return Field.of("snapshot", agree=_alike, blame=blame, also=also, aside=True, inner=True, seldom=True)
+    return (Field.of("snapshot", agree=_alike, blame=blame, also=also, aside=True, inner=True, seldom=True),)
 
 
 def _alike(expected: Any, observed: Any) -> bool:

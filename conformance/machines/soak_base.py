@@ -14,7 +14,7 @@ from ..calls.manager import MANAGER
 from ..calls.readings import page_views
 from .base import Both, Charge, Field, Machine, Nothing, Side
 from .meetings import Meetings
-from .pool_state import event_fields, follow, order_clause, pin_fields, pool_fields, pool_options, whole_field
+from .pool_state import event_fields, follow, order_clause, pin_fields, pool_fields, pool_options, whole_fields
 from .properties import start
 from .worlds import World
 
@@ -139,11 +139,7 @@ class SoakBase(Machine):
             ),
             *(event_fields(not self.lacks("counters")) if "enable_events" in self.options else ()),
             *(pin_fields() if "max_pinned_pages" in self.options else ()),
-            *(
-                (whole_field(self.always),)
-                if not self.lacks("snapshots") and self.offers("manager", "snapshot")
-                else ()
-            ),
+            *whole_fields(self),
         ]
         self.watch(*fields)
 

@@ -203,7 +203,7 @@ class TableSteps(TableMachine):
 
 
 _LONG_ROW = 200
-"""Entries of a row as long as those of engines: a backend may send so many in another way than a few."""
+"""Entries of a row as long as those of engines: a backend may send long rows in another way than short ones."""
 
 
 class Table(TableSteps):

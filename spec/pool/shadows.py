@@ -12,7 +12,7 @@ Where requests change their ways, a shadow that was ahead says little about what
 compared with those of LRU's shadow, too, while it follows another rule. The difference is the pool's *credit*: 2 for
 each hit that LRU did not have, -3 for each that LRU had and the pool lost by an eviction that is among its ghosts (3,
 as some ghosts are overwritten by then). What was gained is halved with the scores, what was lost is not forgiven. While
-the credit is below -16 - (contents asked for) / 500, the pool follows LRU, whatever the scores are: so it never loses
+the credit is below -16 - (contents asked for) / 500, the pool follows LRU, even against the scores: so it never loses
 more than some hits and a thousandth of what is asked for.
 """
 

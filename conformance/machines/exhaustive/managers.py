@@ -362,7 +362,7 @@ class ManagerWorld(SmallWorld, Admission):
         yield from [page for page, view in self.spec.pages.items() if page and view.page_hash is None][:1]
 
     def _probes(self, tokens: tuple[int, int]) -> list[tuple[int, ...]]:
-        """Requests that find whatever can be found: a hit leaves one token out."""
+        """Requests that find all that can be found: a hit leaves one token out."""
         if not any(view.page_hash for view in self.spec.pages.values()):
             return [(0,) * self.max_model_len]
         units = (self.max_model_len - 1) // self.unit * self.unit
