@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import pytest
@@ -18,6 +19,7 @@ from kvproof import fast
 from kvproof.conformance.backends.loading import Backend
 from kvproof.conformance.backends.raising import IN_THE_CALL, Interrupted, frames, interruptible
 from kvproof.conformance.calls.deviation import attempt
+from kvproof.conformance.cli import main
 from kvproof.conformance.machines import MACHINES
 from kvproof.conformance.report.verdicts import Report
 from kvproof.conformance.search.runner import run_machine
@@ -56,14 +58,34 @@ IN_THIS_PROCESS = ["--jobs", "1", "--step-timeout", "0"]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a backend's module, which every test imports again."""
     (tmp_path / "my_engine.py").write_text(BACKEND)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    for module in ("my_engine", "script"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     return tmp_path
 
 
-def check(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kvproof.conformance", "check", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+class Checked(NamedTuple):
+    """What a check returned and said."""
+
+    status: int
+    said: str
+    errors: str
+
+
+@pytest.fixture
+def check(folder: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Checked]:
+    """Runs the command here, in the folder; its workers, where it has any, are processes of their own."""
+    del folder
+
+    def checked(*arguments: str) -> Checked:
+        capfd.readouterr()
+        return Checked(main(["check", *arguments]), *capfd.readouterr())
+
+    return checked
 
 
 @pytest.mark.parametrize("where", [[], IN_THIS_PROCESS], ids=["workers", "this process"])
@@ -76,12 +98,12 @@ def check(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_what_a_backend_raises_is_a_verdict_with_its_frames(
-    backend: str, observed: str, line: str, where: list[str], folder: Path
+    backend: str, observed: str, line: str, where: list[str], folder: Path, check: Callable[..., Checked]
 ) -> None:
     """POOL-5: in the terminal, in JSON and in JUnit's XML; what the backend prints stands in none of them."""
     few = ["--machines", "pool", "--clauses", "POOL-5", "--profile", "quick", "--seed", "1", *where]
-    done = check(folder, "--backend", f"my_engine:{backend}", *few, "--json", "report.json", "--junit", "report.xml")
-    assert done.returncode == 1, done.stderr
+    done = check("--backend", f"my_engine:{backend}", *few, "--json", "report.json", "--junit", "report.xml")
+    assert done.status == 1, done.errors
     (found,) = json.loads((folder / "report.json").read_text())["machines"][0]["deviations"]
     assert found["observed"] == observed
     outer, inner = found["raised"]
@@ -90,25 +112,25 @@ def test_what_a_backend_raises_is_a_verdict_with_its_frames(
     assert inner.endswith(line)
     failure = ElementTree.parse(folder / "report.xml").find(".//failure")
     assert failure is not None
-    for text in (done.stdout, failure.text or ""):
+    for text in (done.said, failure.text or ""):
         assert f"    {outer}\n    {inner}\n" in text
         assert "says the backend" not in text
-    assert "freeing, says the backend" in done.stderr
+    assert "freeing, says the backend" in done.errors
 
 
-def test_a_backend_that_leaves_while_it_is_imported_cannot_be_had(folder: Path) -> None:
+def test_a_backend_that_leaves_while_it_is_imported_cannot_be_had(folder: Path, check: Callable[..., Checked]) -> None:
     (folder / "script.py").write_text("import sys\nsys.exit('usage: script FILE')\n")
-    done = check(folder, "--backend", "script")
-    assert done.returncode == 2
-    assert "SystemExit: usage: script FILE (raised at" in done.stderr
-    assert "script.py:2 in <module>: sys.exit('usage: script FILE'))" in done.stderr
+    done = check("--backend", "script")
+    assert done.status == 2
+    assert "SystemExit: usage: script FILE (raised at" in done.errors
+    assert "script.py:2 in <module>: sys.exit('usage: script FILE'))" in done.errors
 
 
-def test_at_level_safe_leaving_is_no_refusal(folder: Path) -> None:
-    few = ["--machines", "safe-pool", "--profile", "quick", "--seed", "1"]
-    done = check(folder, "--backend", "my_engine:leaving", "--level", "safe", *few)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "observed    raised SystemExit: 3" in done.stdout
+def test_at_level_safe_leaving_is_no_refusal(check: Callable[..., Checked]) -> None:
+    few = ["--machines", "safe-pool", "--profile", "quick", "--seed", "1", *IN_THIS_PROCESS]
+    done = check("--backend", "my_engine:leaving", "--level", "safe", *few)
+    assert done.status == 1, done.said + done.errors
+    assert "observed    raised SystemExit: 3" in done.said
 
 
 def test_frames_of_the_suite_are_left_out() -> None:
