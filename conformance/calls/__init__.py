@@ -44,8 +44,8 @@ signatures of the specification: a new public method without a row fails there.
 drawn where the backend has the method. A kind asks ``known`` where a value needs one (cache groups, iterables).
 
 **Levels.** The rows serve both levels: at level exact the judge is the specification beside the backend. The safe model
-judges the steps of the manager machines by what it keeps of pages; its faults and its pool are drawn by itself, until
-it is made a judge of the same calls.
+judges the steps of the manager machines by what it keeps of pages, and makes their calls with a fault but for those
+that a manager of another design may take; its pool is drawn by itself, until it is made a judge of the same calls.
 
 **To convert a machine**: write the kinds of its arguments with ``good`` and ``fault`` into its table; make the machine
 a `Calling`; what several calls make becomes a generator; delete its file of faults, its texts and its closures; let its

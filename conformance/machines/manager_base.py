@@ -185,8 +185,7 @@ class ManagerMachine(ManagerBlame, Calling):
         said = self.said_before(call)
         both = super().make_call(call)
         if both.refused:
-            for request, attribute, value in said:
-                setattr(request, attribute, value)
+            self.say_again(said)
         return both
 
     def repeat_call(self, call: Call) -> None:
@@ -212,6 +211,12 @@ class ManagerMachine(ManagerBlame, Calling):
             for attribute, _ in said_of(call.arguments.get("request"))
             if name in self.cases
         ]
+
+    @staticmethod
+    def say_again(said: list[tuple[Any, str, Any]]) -> None:
+        """The requests say what they said before a call that was refused; see `said_before`."""
+        for request, attribute, value in said:
+            setattr(request, attribute, value)
 
     def change(self, call: Call, row: Method) -> Both:
         """What an engine does with a request of its own: both sides have the same one."""

@@ -10,7 +10,7 @@ from ..hash import weak
 from ..manager_admission import IDS
 from ..properties import start, step
 from ..worlds import World, worlds
-from .manager_faults import ManagerFaults
+from .manager_calls import ManagerCalls
 
 __all__ = ["SafeGroups", "SafeManager"]
 
@@ -20,7 +20,7 @@ _OPTIONS: tuple[dict[str, Any], ...] = ({}, {}, {}, {"hash_function": weak})
 _MOST_STEPS = 4
 
 
-class Scenes(ManagerFaults):
+class Scenes(ManagerCalls):
     """What requests do, as engines do it: they arrive, hit, run, are preempted, come back and finish."""
 
     def takes_interval(self) -> bool:

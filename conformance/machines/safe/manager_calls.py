@@ -6,8 +6,11 @@ from kvproof.spec.declarations import EngineRequestStatus, Request
 
 from ...backends.loading import takes_parameter
 from ...calls.contrast import shown
+from ...calls.datum import Call, Ref
 from ...calls.deviation import Outcome
+from ...calls.method import perform
 from ..base import Both, Nothing
+from ..draws import Drawing
 from ..manager_blame import Case
 from ..properties import operation
 from ..sides import Side
@@ -123,6 +126,37 @@ class ManagerCalls(ManagerModel):
     def hit_again(self, name: str) -> None:
         """See `ManagerSteps.hit_again`: every look-up is judged by that."""
         self.look_up(name)
+
+    # -- What must be refused ---------------------------------------------------------------------------
+
+    def call_badly(self, call: Call, clause: str, why: str) -> None:
+        """See `ManagerFaults.call_badly`: any exception refuses it."""
+        row = self.row_of_call(call)[1]
+        said = self.said_before(call)
+        self.refuse(self.line(call, row), clause, why, lambda side: perform(side, call, row))
+        self.say_again(said)
+
+    def show(self, ref: Ref) -> str:
+        """See `Calling.show`: the side of the specification has nothing."""
+        return str(ref.path[-1]) if ref.of == "pages" else str(ref)
+
+    def hit_badly(self, data: Drawing) -> None:
+        """See `ManagerFaults.hit_badly`: by a waiting request, where the backend's pages are known."""
+        waiting = self.names_of(live=False)
+        if waiting and self.backend.pages and self.backend.names.offers("CachePages"):
+            self.spoil_hit(data, data.one_of(waiting))
+
+    def lists_found(self, found: Both) -> list[list[Any]]:
+        """See `ManagerFaults.lists_found`."""
+        return [list(group) for group in found.spec[0]]
+
+    def hit_with(self, name: str, pages: list[list[Any]], length: int) -> None:
+        """See `ManagerFaults.hit_with`: but for pages that by chance are the request's own."""
+        case = self.cases[name]
+        whole = [len(held) for held in pages] == [length // group.page_size for group in self.world.groups]
+        own = whole and not (self.flaw_in_content(case, pages) or self.flaw_in_shape(case, pages, length))
+        if not own and length < min(case.request.num_tokens, self.max_model_len):
+            super().hit_with(name, pages, length)
 
     # -- Requests ---------------------------------------------------------------------------------------
 
