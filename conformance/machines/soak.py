@@ -162,12 +162,19 @@ class Soak(SoakBase):
         return found
 
     @operation
-    def mirror(self, name: str) -> None:
-        """Looks up another request with the tokens of a live one and one more; nothing else is read before."""
+    def mirror(self, name: str, length: int = 0) -> None:
+        """Looks up another request with the tokens of a live one, or the first of them, and one more.
+
+        Nothing else is read before.
+
+        Args:
+            name: the live request.
+            length: the number of its first tokens; 0 for all.
+        """
         case = self.case_of(name)
-        tokens = [int(token) for token in case.request.all_token_ids]
+        tokens = [int(token) for token in case.request.all_token_ids][: length or None]
         shadow = Request("shadow", [*tokens, 7], case.request.extra_keys)
-        self._found(shadow, f"Request('shadow', [*<tokens of {name}>, 7])", "mirror")
+        self._found(shadow, f"Request('shadow', [*<{len(tokens)} tokens of {name}>, 7])", "mirror")
 
     @operation
     def admit(self, name: str, new: int, hits: bool, lookahead: int, delay: bool) -> None:

@@ -85,7 +85,7 @@ class SoakBase(Machine):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("CacheManager", "CachePages", "MultiGroupPageTable")
-    examples, num_steps = 12, 30
+    examples, num_steps = 16, 30
     pursuit = 6
     always = frozenset(
         {"R1", "POOL-1", "POOL-2", "POOL-3", "POOL-5", "POOL-7", "POOL-8", "POOL-9", "POOL-10", "POOL-11", "EVICT-1"}

@@ -19,6 +19,7 @@ __all__ = ["STEM", "Chance", "Life"]
 
 _MOST_LIVE = 300
 _MOST_LISTED = 2000
+_FEW_LIVE = 6
 _MOST_PAGES = 4096
 _MOST_STEPS = 10_000
 _STEPS = 120
@@ -41,6 +42,8 @@ _GROUPS = (
     *("full", "full", "full", "mla", "window", "full window", "full window", "full chunk"),
     *("full aligned", "full aligned", "window aligned", "full full"),
 )
+
+_GIVING_BACK = ("window", "chunk", "full window", "full chunk")
 
 _OPTIONS: tuple[dict[str, Any], ...] = (
     {},
@@ -91,6 +94,7 @@ class Life:
     Attributes:
         world: what it begins with.
         rows: rows of the tables, and the most requests that are live.
+        prompt: the number of tokens that all requests of this life begin with; 0 in most lives.
         length: the number of its steps.
         work: the number of pages that it may touch; it ends earlier where it has touched as many.
     """
@@ -103,28 +107,32 @@ class Life:
         self._number = 0
         self._now = 0.0
         self._often = chance.some(_ACTS, 3, 2)
-        self._theme = _dealt(seed, number, ["many", "long", "any"])
+        self._theme = _dealt(seed, number, ["many", "long", "any", "decoding"])
         self._commits = self._theme == "long" and chance.one_of([True, False])  # which compiles a program each time
-        self.rows = self._sized("many", _MOST_LIVE)
+        self._decodes = self._theme == "decoding"  # a few requests, for long, whose windows leave pages behind
+        self.rows = chance.size(_FEW_LIVE) if self._decodes else self._sized("many", _MOST_LIVE)
         self.world = self._world()
+        has_prompt = self._theme != "many" and chance.integer(0, 1)
+        self.prompt = self._large(max(self.world.max_model_len // 2, 1)) if has_prompt else 0
         self.length = min(most // 2 + chance.size(most), _MOST_STEPS)
         self.work = _WORK * max(most // _STEPS, 1)
 
     def _world(self) -> World:
         chance = self._chance
         size = chance.one_of([1, 2, 4, 16, 16, 64])
-        listed = self._sized("long", _MOST_LISTED)
-        kinds = _dealt(self._seed, self._life, _GROUPS).split()
+        listed = chance.integer(32, 128) if self._decodes else self._sized("long", _MOST_LISTED)
+        kinds = (chance.one_of(_GIVING_BACK) if self._decodes else _dealt(self._seed, self._life, _GROUPS)).split()
         sizes = [size * chance.one_of([1, 1, 2]) for _ in kinds]
+        farthest = 8 if self._decodes else max(listed // 2, 1)
         groups = tuple(
-            Group(kind, own, chance.size(max(own * listed // 2, 1)) if kind in ("window", "chunk") else 1)
+            Group(kind, own, chance.size(own * farthest) if kind in ("window", "chunk") else 1)
             for kind, own in zip(kinds, sizes, strict=True)
         )
         room = max(listed, self.rows) * chance.one_of([1, 1, 2, 4]) * len(kinds)
-        options = dict(_dealt(self._seed, self._life, _OPTIONS))
+        options = {} if self._decodes else dict(_dealt(self._seed, self._life, _OPTIONS))
         if "eviction" in options:
             listed, room = min(listed, _MOST_RANKED // 8), min(room, _MOST_RANKED)
-        if any(group.gives_back for group in groups) and chance.integer(0, 1):
+        if any(group.gives_back for group in groups) and (self._decodes or chance.integer(0, 1)):
             options["retention_interval"] = chance.one_of([None, 4 * max(sizes), 32 * max(sizes)])
         eagle = chance.rarely()
         length = max(listed * size + chance.integer(0, size), 2 * max(sizes) + 2)
@@ -132,7 +140,9 @@ class Life:
 
     def _sized(self, theme: str, most: int) -> int:
         """A number from 1 to ``most``: a large one where this life is about it."""
-        return self._chance.integer(most // 2, most) if self._theme == theme else self._chance.size(most)
+        if self._theme != theme:
+            return self._chance.size(most)
+        return self._chance.one_of([most, self._chance.integer(most // 2, most)])
 
     def _large(self, most: int) -> int:
         """As much as there may be, as a rule."""
@@ -152,6 +162,8 @@ class Life:
         acts += [self._return] * 2 * bool(soak.waiting())
         if running:
             acts += [self._step] * 8 + [self._go_on] * 3 + [self._go] * 3 + [self._go_many] + [self._mirror]
+            acts += [self._decode] * 8 * self._decodes
+            acts += [self._count] * 3 * bool(self.prompt and soak.offers("manager", "get_num_common_prefix_pages"))
         acts += [self._tidy, self._forget]
         acts += [self._rank] * 2 if soak.has("pin_prefix") else []
         acts += [self._move] * 3 if soak.has("swap_out") else []
@@ -185,8 +197,8 @@ class Life:
         self._number += 1
         text = self._text()
         self._texts = [*self._texts[-30:], text]
-        salt = self._chance.one_of(["", "", "", "", "", "a", "b"])
-        self._plans.append(("come", (self._number, text, salt)))
+        salt = "" if self.prompt else self._chance.one_of(["", "", "", "", "", "a", "b"])
+        self._plans.append(("come", (self._number, [[STEM, self.prompt], *text] if self.prompt else text, salt)))
         self._admit(f"q{self._number}")
 
     def _return(self, soak: "Soak") -> None:
@@ -195,20 +207,24 @@ class Life:
     def _admit(self, name: str) -> None:
         chance = self._chance
         new = 0 if chance.integer(0, 2) else chance.size(self.world.max_model_len)
-        self._plans.append(("admit", (name, new, chance.integer(0, 5) > 0, self._ahead(), chance.rarely())))
+        hits = bool(self.prompt) or chance.integer(0, 5) > 0
+        self._plans.append(("admit", (name, new, hits, self._ahead(), chance.rarely())))
 
     def _ahead(self) -> int:
         return self._chance.size(64) if self._chance.rarely() else 0
 
     def _arrive_many(self, soak: "Soak") -> None:
         chance = self._chance
-        count = self._large(max(self.rows - len(soak.running()), 1))
-        shared = self._large(max(self.world.max_model_len // 2, 1)) if chance.integer(0, 2) else 0
+        opens = not self._number  # everyone comes at once, and behind the same prompt
+        room = max(self.rows - len(soak.running()), 1)
+        count = room if opens else self._large(room)
+        shared = self._large(max(self.world.max_model_len // 2, 1)) if opens or chance.integer(0, 2) else 0
+        shared = max(shared, self.prompt)
         first = self._number + 1
         self._plans.append(("come_many", (first, count, chance.size(2 * self.world.unit), shared)))
         if soak.offers("manager", "get_num_common_prefix_pages") and chance.integer(0, 1):
             self._plans.append(("count_common", (f"m{first}",)))
-        if chance.integer(0, 2) == 2:
+        if chance.integer(0, 1 if opens else 2) == 0:
             self._plans.append(("go", (f"m{first}", self.world.max_model_len)))  # who published what all hit
         self._number += count
 
@@ -226,15 +242,25 @@ class Life:
             tabled = bool(chance.integer(0, 1))
             self._plans.append(("step", (count, new, self._ahead(), tabled, chance.rarely(), mirrored)))
 
+    def _decode(self, soak: "Soak") -> None:
+        """Everyone goes on by a page at a time, and what was cached before those steps is looked up after them."""
+        if soak.offers("manager", "allocate_slots_batch"):
+            page = min(group.page_size for group in self.world.groups)
+            count = self._chance.size(self._chance.one_of([8, 64]))
+            self._plans += [("step", (_EVERYONE, page, 0, False, False))] * count
+        self._mirror(soak)
+
     def _go_on(self, soak: "Soak") -> None:
         chance = self._chance
         name, new = self._some(soak.running()), chance.size(max(self.world.max_model_len // 2, 1))
         self._plans.append(("go_on", (name, new, self._ahead(), chance.rarely())))
 
     def _mirror(self, soak: "Soak") -> None:
-        chance = self._chance
-        act = "count_common" if chance.rarely() and soak.offers("manager", "get_num_common_prefix_pages") else "mirror"
-        self._plans.append((act, (self._some(soak.running()),)))
+        length = self._chance.integer(1, self.world.max_model_len) if self._chance.integer(0, 1) else 0
+        self._plans.append(("mirror", (self._some(soak.running()), length)))
+
+    def _count(self, soak: "Soak") -> None:
+        self._plans.append(("count_common", (self._some(soak.running()),)))
 
     def _go(self, soak: "Soak") -> None:
         chance = self._chance
