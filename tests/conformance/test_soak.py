@@ -31,10 +31,10 @@ def test_sizes_are_log_uniform_and_follow_from_the_seed() -> None:
 def test_lives_have_the_sizes_of_engines() -> None:
     for seed in range(4):
         lives = [Life(seed, number, 120) for number in range(Soak.examples)]
-        assert sum(life.rows >= 150 for life in lives) >= Soak.examples // 3
+        assert sum(life.rows >= 150 for life in lives) >= 4
         listed = [life.world.max_model_len // life.world.groups[0].page_size for life in lives]
         assert sum(pages >= 500 for pages in listed) >= 2, "a policy's lives are smaller"
-        assert max(life.world.num_pages for life in lives) == 4096
+        assert 3000 < max(life.world.num_pages for life in lives) <= 4096
 
 
 def test_the_lives_of_a_check_end_without_a_deviation_and_let_features_meet() -> None:
