@@ -115,6 +115,20 @@ def aborted_twice_freed(fast: ModuleType) -> SimpleNamespace:
     return backend_with(fast, Scheduler=derived(Scheduler, {"remove": remove}))
 
 
+@served(FORESEEN, "ENG-2", "aborts", also=("ENG-14",))
+def aborted_keeps_its_pages(fast: ModuleType) -> SimpleNamespace:
+    """A request that is taken back amid its answer keeps its pages for ever: after some of them nobody is served."""
+
+    def remove(self: Any, served: Any) -> None:
+        is_aborted = served.request.num_tokens - served.num_prompt < served.max_tokens
+        if is_aborted and served.is_running:
+            held = self.manager.get_page_ids(served.request.request_id)
+            self.manager.page_pool.touch([[page for page in own if page] for own in held])
+        Scheduler.remove(self, served)
+
+    return backend_with(fast, Scheduler=derived(Scheduler, {"remove": remove}))
+
+
 @served(37, "ENG-14", "aborts")
 def abort_clears_a_neighbours_row(fast: ModuleType) -> SimpleNamespace:
     """A request that is taken back clears a row that has become another's meanwhile: its first page is gone."""
@@ -292,6 +306,41 @@ def stale_first_page(fast: ModuleType) -> SimpleNamespace:
     return backend_with(fast, Scheduler=derived(Scheduler, {"_take_row": take_row}))
 
 
+@served(37, "ENG-7", "pressure")
+def resumed_with_its_old_page(fast: ModuleType) -> SimpleNamespace:
+    """The row of a request that gave way ends, when it goes on, with a page that it had before (vLLM 39589, 37728)."""
+
+    def preempt(self: Any, served: Any) -> None:
+        held = self.manager.get_page_ids(served.request.request_id)
+        self.__dict__.setdefault("held", {})[served.request.request_id] = list(held[0])
+        Scheduler._preempt(self, served)
+
+    def take_row(self: Any, served: Any) -> None:
+        Scheduler._take_row(self, served)
+        before = self.__dict__.get("held", {}).pop(served.request.request_id, None)
+        if before:
+            lists = [list(own) for own in self.manager.get_page_ids(served.request.request_id)]
+            lists[0][-1] = before[min(len(lists[0]), len(before)) - 1]
+            self.tables.add_row(lists, served.row)
+
+    return backend_with(fast, Scheduler=derived(Scheduler, {"_preempt": preempt, "_take_row": take_row}))
+
+
+@served(70, "ENG-4", "prefix", also=("ENG-3",))
+def pages_of_another_group_behind_hits(fast: ModuleType) -> SimpleNamespace:
+    """Where a hit is taken over, page ids of one group stand in the row of another (tpu-inference 2652, vLLM 44103)."""
+
+    def take_row(self: Any, served: Any) -> None:
+        Scheduler._take_row(self, served)
+        if served.request.num_computed_tokens:
+            lists = [list(own) for own in self.manager.get_page_ids(served.request.request_id)]
+            last = served.request.num_computed_tokens // self.limits.groups[0].kv_cache_spec.page_size - 1
+            lists[-1][last] = lists[0][last]
+            self.tables.add_row(lists, served.row)
+
+    return backend_with(fast, Scheduler=derived(Scheduler, {"_take_row": take_row}))
+
+
 # -- What a step's arrays say ---------------------------------------------------------------------------------------
 
 
@@ -330,6 +379,19 @@ def last_row_not_committed(fast: ModuleType) -> SimpleNamespace:
         tables = np.array(step.pages_tables)
         if np.count_nonzero(scheduled) > 1:
             tables[len(scheduled) - 1] = 0
+        return {"pages_tables": tables}
+
+    return _with_steps(fast, change)
+
+
+@served(FORESEEN, "ENG-13", "conversation", also=("ENG-3",))
+def new_page_a_step_late(fast: ModuleType) -> SimpleNamespace:
+    """A page that an answer grows into gets to the device with the next step: its first token is written elsewhere."""
+
+    def change(step: Any, computed: Any, scheduled: Any) -> dict[str, NDArray[np.int32]]:
+        tables = np.array(step.pages_tables)
+        (rows,) = np.nonzero((scheduled == 1) & (computed > 0) & (computed % step.page_size == 0))
+        tables[rows, computed[rows] // step.page_size] = 0
         return {"pages_tables": tables}
 
     return _with_steps(fast, change)
@@ -418,6 +480,29 @@ def positions_begin_behind_hits(fast: ModuleType) -> SimpleNamespace:
 def positions_of_few_bits(fast: ModuleType) -> SimpleNamespace:
     """Where a chunk begins is passed on in too few bits (tpu-inference 2755: past 32,767; here past 7)."""
     return _with_positions(fast, lambda start, count: start & 7 if count > 1 else start)
+
+
+@served(FORESEEN, "ENG-8", "eviction", also=("ENG-7",))
+def second_chunk_counted_without_its_hit(fast: ModuleType) -> SimpleNamespace:
+    """Behind a hit the first chunk of a prompt has the right positions; later ones count from the end of the hit."""
+    hits: dict[int, int] = {}
+
+    def take_row(self: Any, served: Any) -> None:
+        Scheduler._take_row(self, served)
+        hits[served.row] = served.request.num_computed_tokens
+
+    def change(step: Any, computed: Any, scheduled: Any) -> dict[str, NDArray[np.int32]]:
+        late = [
+            hits.get(row, 0) if count > 1 and start > hits.get(row, 0) else 0
+            for row, (start, count) in enumerate(zip(computed.tolist(), scheduled.tolist(), strict=True))
+        ]
+        positions = np.array(step.position_ids)
+        positions[: scheduled.sum()] -= np.repeat(np.array(late, np.int32), scheduled)
+        return {"position_ids": positions}
+
+    backend = _with_steps(fast, change)
+    backend.Scheduler = derived(Scheduler, {"_take_row": take_row})
+    return backend
 
 
 # -- States and swaps -----------------------------------------------------------------------------------------------

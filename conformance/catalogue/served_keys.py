@@ -75,6 +75,32 @@ def generated_pages_without_adapters(fast: ModuleType) -> SimpleNamespace:
     return backend_with(fast, Scheduler=derived(Scheduler, {"add": add}))
 
 
+def _copies_without(fast: ModuleType, kind: type[CacheSalt | LoraAdapter]) -> SimpleNamespace:
+    """A backend whose scheduler takes an extra key from all answers to a request but the first."""
+
+    def add(self: Any, served: Any) -> None:
+        request = served.request
+        tokens = request.all_token_ids.tolist()
+        if any(other.request.all_token_ids[: other.num_prompt].tolist() == tokens for other in self.queue):
+            keys = [key for key in request.extra_keys if not isinstance(key, kind)]
+            served.request = Request(request.request_id, request.all_token_ids, keys)
+        Scheduler.add(self, served)
+
+    return backend_with(fast, Scheduler=derived(Scheduler, {"add": add}))
+
+
+@served(13, "ENG-12", "copies")
+def copies_without_salts(fast: ModuleType) -> SimpleNamespace:
+    """Of several answers to a request only the first keeps its salt: others hit what the next ones compute."""
+    return _copies_without(fast, CacheSalt)
+
+
+@served(15, "ENG-11", "copies")
+def copies_without_adapters(fast: ModuleType) -> SimpleNamespace:
+    """Of several answers to a request only the first is cached under its adapter: the model itself hits the others."""
+    return _copies_without(fast, LoraAdapter)
+
+
 # -- Keys of pages --------------------------------------------------------------------------------------------------
 
 

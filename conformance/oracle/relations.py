@@ -200,12 +200,14 @@ def _near(draw: random.Random, tokens: tuple[int, ...], sizes: Sizes, way: int) 
 
 @_relation("ENG-5", "batch")
 def _batch(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
-    """Requests at once, of different lengths, and each of them alone."""
+    """Requests at once, of different lengths and every second time of different adapters, and each of them alone."""
     prompts = [draw_prompt(draw, sizes, _some_length(draw, sizes)) for _ in range(2 + number % 3)]
-    yield Wave(tuple(Ask(f"a{place}", prompt) for place, prompt in enumerate(prompts)), sizes.answer)
+    adapters = ("", *sizes.adapters[:2]) if number % 2 else ("",)
+    asks = [Ask(f"a{place}", own, adapter=adapters[place % len(adapters)]) for place, own in enumerate(prompts)]
+    yield Wave(tuple(asks), sizes.answer)
     yield Forget()
-    for place, prompt in enumerate(prompts):
-        yield _alone(f"b{place}", prompt, sizes)
+    for place, ask in enumerate(asks):
+        yield Wave((replace(ask, name=f"b{place}"),), sizes.answer)
 
 
 @_relation("ENG-6", "chunks")
@@ -285,11 +287,25 @@ def _twice(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
 
 @_relation("ENG-11", "copies", "n")
 def _copies(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
-    """Several answers to one request: at temperature 0 all are the same."""
-    prompt = draw_prompt(draw, sizes, _some_length(draw, sizes))
-    yield Wave((Ask("a", prompt),), sizes.answer, n=2 + number % 2)
+    """Several answers to one request: at temperature 0 all are the same.
+
+    Where there are salts or adapters, some requests have one, which each copy has to keep: the same prompt is asked
+    without it, before or after.
+    """
+    ways = [("", ""), *(("", name) for name in sizes.adapters[:1])]
+    ways += [("one", "")] if "cache_salts" in sizes.offers else []
+    salt, adapter = ways[number % len(ways)]
+    has_key = bool(salt or adapter)
+    length = sizes.page * draw.randint(1, 3) + draw.randrange(sizes.page) if has_key else _some_length(draw, sizes)
+    ask = Ask("a", draw_prompt(draw, sizes, length), salt=salt, adapter=adapter)
+    steps = [Wave((replace(ask, name=name),), sizes.answer, n=2 + number % 2) for name in ("ae" if has_key else "a")]
+    if has_key:  # asked twice, as what a hit needs may be kept only then (RET-2)
+        steps.insert(len(steps) * (1 - number // len(ways) % 2), _alone("c", ask.prompt, sizes))
+    yield from steps
     yield Forget()
-    yield _alone("b", prompt, sizes)
+    yield Wave((replace(ask, name="b"),), sizes.answer)
+    if has_key:
+        yield _alone("d", ask.prompt, sizes)
 
 
 @_relation("ENG-12", "keys", "cache_salts|adapters")

@@ -115,6 +115,10 @@ def leaves_out_salts(body: dict[str, Any], forward: Forward) -> Any:
     return forward({name: value for name, value in body.items() if name != "cache_salt"})
 
 
+def leaves_out_salts_of_copies(body: dict[str, Any], forward: Forward) -> Any:
+    return leaves_out_salts(body, forward) if "n" in body else forward(body)
+
+
 def gives_copies_other_logprobs(body: dict[str, Any], forward: Forward) -> Any:
     answer = forward(body)
     for choice in answer["choices"][1:]:
@@ -146,6 +150,7 @@ PROXIES: dict[str, tuple[Spoil, set[str]]] = {
     "caches_beginnings": (answers_from_a_cache_of_beginnings(), {"ENG-4", "ENG-7", "ENG-9", "ENG-10"}),
     "swaps_answers": (swaps_concurrent_answers(), {"ENG-5", "ENG-6", "ENG-7", "ENG-10"}),
     "leaves_out_salts": (leaves_out_salts, {"ENG-12"}),
+    "leaves_out_salts_of_copies": (leaves_out_salts_of_copies, {"ENG-12"}),
     "other_copies": (gives_copies_other_logprobs, {"ENG-11"}),
     "shifted_when_warm": (shifts_logprobs_of_the_second_time(), {"ENG-3"}),
     "hangs_up": (hangs_up_at_long_prompts, {"ENG-2"}),
@@ -457,6 +462,32 @@ def test_a_fault_is_told_shortly_and_replayed(capsys: pytest.CaptureFixture[str]
         run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)], check=False,
                              capture_output=True, text=True)  # fmt: skip
         assert run.returncode == status, run.stdout + run.stderr
+
+
+class Tuned(TextEngine):
+    """An engine with an adapter; it answers all requests that come at once by the adapter of the first."""
+
+    adapters = ("tuned",)
+
+    def generate(self, prompts: Any, max_tokens: int, *, n: int = 1, adapters: Any = None) -> Any:  # type: ignore[override]
+        names = [adapters[0] if self.confuses else name for name in adapters or [None] * len(prompts)]
+        given = zip(prompts, names, strict=True)
+        return [
+            super(Tuned, self).generate([[*prompt, 0 if name else 1]], max_tokens, n=n)[0] for prompt, name in given
+        ]
+
+    confuses = False
+
+
+def test_adapters_that_are_confused_in_a_batch_are_found() -> None:
+    """ENG-5: one request at a time each adapter is right."""
+
+    class Confused(Tuned):
+        confuses = True
+
+    assert judged(Tuned, scripts=2).deviations == []
+    found = {one.clause: one.script.num_requests for one in judged(Confused, relations=("batch", "keys")).deviations}
+    assert found == {"ENG-5": 3}
 
 
 def test_a_refusal_that_depends_on_what_came_before_is_a_fault() -> None:
