@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -465,18 +465,20 @@ def test_a_fault_is_told_shortly_and_replayed(capsys: pytest.CaptureFixture[str]
 
 
 class Tuned(TextEngine):
-    """An engine with an adapter; it answers all requests that come at once by the adapter of the first."""
+    """An engine with an adapter, which may answer all requests that come at once by that of the first."""
 
     adapters = ("tuned",)
+    confuses, adapter = False, ""
 
     def generate(self, prompts: Any, max_tokens: int, *, n: int = 1, adapters: Any = None) -> Any:  # type: ignore[override]
-        names = [adapters[0] if self.confuses else name for name in adapters or [None] * len(prompts)]
-        given = zip(prompts, names, strict=True)
-        return [
-            super(Tuned, self).generate([[*prompt, 0 if name else 1]], max_tokens, n=n)[0] for prompt, name in given
-        ]
+        answers = []
+        for prompt, name in zip(prompts, adapters or [None] * len(prompts), strict=True):
+            self.adapter = (adapters[0] if self.confuses and adapters else name) or ""
+            answers += super().generate([prompt], max_tokens, n=n, cache_salts=[self.adapter])
+        return answers
 
-    confuses = False
+    def following(self, text: Sequence[int]) -> tuple[int, float]:
+        return super().following([len(self.adapter), *text])
 
 
 def test_adapters_that_are_confused_in_a_batch_are_found() -> None:
