@@ -32,6 +32,8 @@ def _hit(found: Any) -> tuple[Lists, int]:
 class ManagerCalls(ManagerModel):
     """A look-up's result is kept as `Both`: as the model reads it, and as the backend gave it."""
 
+    is_exact = False
+
     # -- Hits -------------------------------------------------------------------------------------------
 
     @operation
