@@ -14,9 +14,9 @@ def parent_goes_before_child(fast: ModuleType) -> SimpleNamespace:
     """A page that was hit is protected, those before it in its prompt, which it needs to be hit, are not."""
     order = fast.pool.eviction.ReuseOrder
 
-    def released(self: Any, pages: Any, num_freed: int) -> None:
+    def released(self: Any, pages: Any) -> None:
         before = self._uses[pages].copy()
-        order.released(self, pages, num_freed)
+        order.released(self, pages)
         after = self._uses[pages]
         self._uses[pages] = (before + 1).clip(max=after) if before.any() else after.clip(max=2)
 
@@ -28,8 +28,8 @@ def first_use_counts_as_hit(fast: ModuleType) -> SimpleNamespace:
     """A page counts as hit when it is let go for the first time: what nobody asked for again is protected as well."""
     order = fast.pool.eviction.ReuseOrder
 
-    def released(self: Any, pages: Any, num_freed: int) -> None:
-        order.released(self, pages, num_freed)
+    def released(self: Any, pages: Any) -> None:
+        order.released(self, pages)
         own = self._uses[pages]
         self._uses[pages] = own + (own == 1)
 
@@ -41,8 +41,8 @@ def hits_count_once(fast: ModuleType) -> SimpleNamespace:
     """A page that was hit again and again is taken as early as one that was hit once."""
     order = fast.pool.eviction.ReuseOrder
 
-    def released(self: Any, pages: Any, num_freed: int) -> None:
-        order.released(self, pages, num_freed)
+    def released(self: Any, pages: Any) -> None:
+        order.released(self, pages)
         self._uses[pages] = self._uses[pages].clip(max=2)
 
     return with_policy(fast, released=released)

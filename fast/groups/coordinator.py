@@ -26,6 +26,7 @@ from kvproof.spec.declarations.json_kinds import group_to_json
 from kvproof.spec.declarations.snapshots import firsts_of, with_retention, with_unit
 from kvproof.spec.declarations.uncopied import Uncopied
 
+from ..pool.letting_go import learn
 from ..pool.page_pool import PagePool
 from ..pool.pages import page_list
 from ..reading.arguments import attribute, refusal
@@ -456,7 +457,8 @@ class CacheCoordinator(Uncopied):
                 amid[publishing[0].group_id] = self.publisher.publish_last(slot, publishing, segment)
         for group in self.groups:
             held.append(group.last_first(slot))
-        ending = self.retention.at_end(slot, num_written, amid) if self.retention.judges else None
+        ending = self.retention.at_end(slot, num_written, amid) if self.retention.judges else {}
+        told = None if pool.policy is None else self.retention.told(slot, held, ending)
         lost, holders = (
             (_NO_PAGES, None)
             if num_written is None
@@ -466,12 +468,14 @@ class CacheCoordinator(Uncopied):
         dropped = self._drop_copies(request_id) if self.queued_copies else ()
         if len(lost):
             pool.forget_hashes(lost)
-        release_sources(self.page_pool, dropped)
+        release_sources(pool, dropped)
+        if told is not None:
+            learn(pool, *told)
         for number, pages in enumerate(held):
-            if ending is None or number not in ending:
-                pool.release(pages)
-            else:
+            if number in ending:
                 self.retention.let_go(pages, *ending[number])
+            else:
+                pool.give_back(pages)
         return [] if holders is None else live.withdraw(holders) + self.swapped.withdraw(lost)
 
     # -- Looking ----------------------------------------------------------------------------------

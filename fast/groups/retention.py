@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kvproof.spec.declarations.codec import Part
 from kvproof.spec.declarations.snapshots import retention_of
 
-from ..pool.letting_go import FIRST, KEPT, SECOND, let_go, let_go_one, retain
+from ..pool.letting_go import FIRST, KEPT, SECOND, learn, let_go, let_go_one, retain
 from ..pool.page_pool import PagePool
 from ..reading.arguments import integer, refusal
 from .cache_group import CacheGroup
@@ -24,8 +24,11 @@ __all__ = ["Retention"]
 Bounds = tuple[int, int]
 """The first of some places, and the one behind the last."""
 
-Ending = tuple[NDArray[np.int8], NDArray[np.int64]]
-"""What a freed request's pages are worth in a group, the last one first; and what it passed that its end needs."""
+Ending = tuple[NDArray[np.int8], dict[int, int]]
+"""What a freed request's pages are worth in a group, last one first; what it passed that its end needs, by place."""
+
+Told = tuple[NDArray[np.int64], NDArray[np.int8] | None, NDArray[np.int64] | None]
+"""The arguments of `learn` behind the pool."""
 
 
 class Retention:
@@ -168,7 +171,9 @@ class Retention:
             let_go_one(self._pool, pages.item(0), worth)
         else:
             held = np.arange(places.start, places.stop)[is_held][::-1].tolist()
-            let_go(self._pool, pages, self.worth(group, places, between, computed)[is_held][::-1])
+            own = self.worth(group, places, between, computed)[is_held][::-1]
+            learn(self._pool, pages, own)
+            let_go(self._pool, pages, own)
         passed = group.passed[slot]
         if passed or (high > held[-1] and low <= held[0]):
             passed = passed | dict(zip(held, pages.tolist(), strict=True))
@@ -199,14 +204,35 @@ class Retention:
                 low, high = bounds = self.needed(group, point)
                 between = self.worth_between(group, points, published, bounds, True)
                 worth = self.worth(group, held, between, published)[is_held][::-1]
-                passed = [page for place, page in sorted(group.passed[slot].items())[::-1] if low <= place < high]
-                found[group.group_id] = worth, np.array(passed, np.int64)
+                passed = {place: page for place, page in group.passed[slot].items() if low <= place < high}
+                found[group.group_id] = worth, dict(sorted(passed.items(), reverse=True))
         return found
 
-    def let_go(self, pages: NDArray[np.int64], worth: NDArray[np.int8], passed: NDArray[np.int64]) -> None:
+    def told(self, slot: int, held: Sequence[NDArray[np.int64]], ending: Mapping[int, Ending]) -> Told:
+        """The arguments of `learn` when a request is freed.
+
+        Args:
+            slot: the request's slot.
+            held: its pages in each group, the last one first.
+            ending: the result of `at_end`; empty where no page is judged.
+        """
+        if len(held) == 1 and not ending:
+            return held[0], None, None
+        every, worths, starts = [], [], []
+        for group, pages in zip(self._groups, held, strict=True):
+            places, is_held = group.places(slot, group.num_pages[slot])
+            worth, passed = ending.get(group.group_id, (np.full(len(pages), FIRST, np.int8), {}))
+            first = {place: page for place, page in passed.items() if self._pool.free_order.is_second(page)}
+            every += [pages, np.array(list(first.values()), np.int64)]
+            worths += [worth, np.full(len(first), FIRST, np.int8)]
+            starts += [np.arange(places.start, places.stop)[is_held][::-1] * group.page_size]
+            starts += [np.array(list(first), np.int64) * group.page_size]
+        return np.concatenate(every), np.concatenate(worths), np.concatenate(starts)
+
+    def let_go(self, pages: NDArray[np.int64], worth: NDArray[np.int8], passed: Mapping[int, int]) -> None:
         """Lets go of a freed request's pages in a group, the last one first; the rest is what `at_end` returned."""
         let_go(self._pool, pages, worth)
-        self._pool.free_order.put_first(passed)
+        self._pool.free_order.put_first(np.array(list(passed.values()), np.int64))
 
     def state(self) -> dict[str, list[int]]:
         """What a snapshot has of the pages that are kept and of second class. O(pages)."""

@@ -279,7 +279,7 @@ class ReuseOrder:
             return
         self._freed_cell[page] = self.clock
         level = _LEVEL_OF[self._uses_cell[page]]
-        if not level and self._turnovers is None and self.clock:
+        if not level and self._turnovers is None:
             self._where_cell[page] = _FRONT
             self._front.put_batch(np.array((page,)), self.clock)
         else:
@@ -309,7 +309,7 @@ class ReuseOrder:
             pages = pages[levels == 0]
             if not len(pages):
                 return
-        if self._turnovers is None and self.clock:
+        if self._turnovers is None:
             self._where[pages] = _FRONT
             self._front.put_batch(pages, self.clock)
         else:
@@ -432,8 +432,8 @@ class ReuseOrder:
         is_cached = self._run_of[pages] != 0
         return pages if np.count_nonzero(is_cached) == len(pages) else pages[is_cached]
 
-    def released(self, pages: NDArray[np.int64], num_freed: int) -> None:
-        """Distinct pages lost references, in this order; ``num_freed`` of them have none left. O(pages)."""
+    def released(self, pages: NDArray[np.int64]) -> None:
+        """A request is about to let go of distinct pages, in this order, without those that no hit needs. O(pages)."""
         if self._noted:
             self._compute()
         is_cached = self._run_of[pages] != 0
@@ -448,7 +448,7 @@ class ReuseOrder:
         num_ghosts = int(np.count_nonzero(is_ghost))
         self._regrets += num_ghosts
         if self.shadows is not None:
-            self._ask(marks, is_new, is_ghost, self.num_free + num_freed)
+            self._ask(marks, is_new, is_ghost)
         candidate = CANDIDATES[self._candidate]
         if np.count_nonzero(is_new) == num_cached and not (num_ghosts and candidate.uses_ghosts):
             self._uses[cached] = 1
@@ -467,9 +467,7 @@ class ReuseOrder:
         np.maximum.accumulate(uses[start:], out=uses[start:])
         self._uses[cached] = uses
 
-    def _ask(
-        self, marks: NDArray[np.int64], is_new: NDArray[np.bool_], is_ghost: NDArray[np.bool_], num_unused: int
-    ) -> None:
+    def _ask(self, marks: NDArray[np.int64], is_new: NDArray[np.bool_], is_ghost: NDArray[np.bool_]) -> None:
         """`released` for the shadow pools, which may say that another rule is better."""
         assert self.shadows is not None, "without shadow pools nothing is sampled"
         places = self.shadows.sampled(marks)
@@ -481,8 +479,8 @@ class ReuseOrder:
             places = places[np.sort(np.unique(own, return_index=True)[1])]
             asked = marks[places].tolist()
         is_hit, was_evicted = (~is_new[places]).tolist(), is_ghost[places].tolist()
-        most = num_unused if self.serves_parts else self._size
-        candidate = self.shadows.ask(asked, is_hit, was_evicted, self.serves_parts, self._candidate, most)
+        beside = self.num_free - self._empty.num if self.serves_parts else None
+        candidate = self.shadows.ask(asked, is_hit, was_evicted, self._candidate, beside)
         if candidate != self._candidate:
             self._follow(candidate)
 
@@ -579,7 +577,6 @@ class ReuseOrder:
         assert not (is_cached & (self._where == _EMPTY)).any(), "EVICT-1: a cached page is among those without a hash"
         waits = is_cached & (self._where != _NOWHERE)
         own_level = np.where(self._where == _FRONT, _LEVELS, self._where) - _LEVELS
-        assert uses[waits].all(), "EVICT-1: a page is free that was never let go"
         assert (_LEVELS_OF[uses] == own_level)[waits].all(), "EVICT-1: a page is on another's level"
         for queue in self._levels:
             times = self._freed_at[queue.order()]

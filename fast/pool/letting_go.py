@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from .page_pool import PagePool
 
-__all__ = ["FIRST", "KEPT", "NONE", "SECOND", "let_go", "let_go_one", "retain"]
+__all__ = ["FIRST", "KEPT", "NONE", "SECOND", "learn", "let_go", "let_go_one", "retain"]
 
 NONE = 0
 """The page loses its hash and is taken next."""
@@ -29,8 +29,36 @@ def retain(pool: PagePool) -> None:
     pool.free_order.retain()
 
 
+def learn(
+    pool: PagePool,
+    pages: NDArray[np.int64],
+    worth: NDArray[np.int8] | None,
+    starts: NDArray[np.int64] | None = None,
+) -> None:
+    """Tells the eviction policy, if there is one, which distinct pages a request lets go of together (EVICT-1).
+
+    Args:
+        pool: the pool.
+        pages: the pages.
+        worth: what each is worth; those that the back of the queue is not for are left out. None: it is for all.
+        starts: the token at which each begins: later ones are told first; None: they come in this order.
+    """
+    if pool.policy is None:
+        return
+    if worth is None:
+        pool.policy.released(pages)
+        return
+    goes_back = worth >= FIRST
+    if pool.lasting is not None:
+        goes_back |= pool.lasting[pages]
+    if starts is not None:
+        order = np.argsort(-starts, kind="stable")
+        pages, goes_back = pages[order], goes_back[order]
+    pool.policy.released(pages[goes_back])
+
+
 def let_go(pool: PagePool, pages: NDArray[np.int64], worth: NDArray[np.int8]) -> None:
-    """`PagePool.release` for distinct pages of a request, by what they are worth; after `retain`. O(pages).
+    """`PagePool.give_back` for distinct pages of a request, by what they are worth; after `retain`. O(pages).
 
     Args:
         pool: the pool.
@@ -42,8 +70,6 @@ def let_go(pool: PagePool, pages: NDArray[np.int64], worth: NDArray[np.int8]) ->
     is_cached = pool.index.cached(pages)
     kept[pages[is_cached & (worth == KEPT)]] = True
     freed = pool.counts.remove(pages, 1)
-    if pool.policy is not None:
-        pool.policy.released(pages, len(freed))
     if freed.size < pages.size:
         is_free = pool.counts.of[pages] == 0
         worth, is_cached = worth[is_free], is_cached[is_free]
@@ -61,16 +87,16 @@ def let_go(pool: PagePool, pages: NDArray[np.int64], worth: NDArray[np.int8]) ->
 
 
 def let_go_one(pool: PagePool, page: int, worth: int) -> None:
-    """`let_go` for one page. O(1)."""
+    """`learn` and `let_go` for one page. O(1)."""
     kept, order = pool.lasting, pool.free_order
     assert kept is not None
     is_cached = pool.index.run_cell[page] > 0
     if is_cached and worth == KEPT:
         kept[page] = True
+    if pool.policy is not None and (worth >= FIRST or kept[page]):
+        pool.policy.released(np.array((page,)))
     count = pool.counts.cell[page] - 1
     pool.counts.cell[page] = count
-    if pool.policy is not None:
-        pool.policy.released(np.array((page,)), not count)
     if count:
         return
     stays = is_cached and (worth >= FIRST or bool(kept[page]) or order.priority(page) != 0)

@@ -406,12 +406,13 @@ class PagePool(PoolCalls):
 
     def release(self, pages: NDArray[np.int64], mentions: NDArray[np.int64] | int = 1) -> None:
         """`free_pages` for distinct pages in use, each mentioned ``mentions`` times, in the order given. O(pages)."""
-        freed = self.counts.remove(pages, mentions)
         if self.policy is not None:
-            self.policy.released(pages, len(freed))
-        self._put_back(freed)
+            self.policy.released(pages)
+        self.give_back(pages, mentions)
 
-    def _put_back(self, pages: NDArray[np.int64]) -> None:
+    def give_back(self, pages: NDArray[np.int64], mentions: NDArray[np.int64] | int = 1) -> None:
+        """`release` for pages of which the eviction policy knows already that they are let go (EVICT-1). O(pages)."""
+        pages = self.counts.remove(pages, mentions)
         self.log.ages.freed(pages, self.log.clock)
         if self.unhashed_first:
             cached = self.index.cached(pages)

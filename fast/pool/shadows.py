@@ -67,7 +67,7 @@ class _Shadow:
         self._ghosts: dict[int, int] = {}
 
     def ask(self, marks: Sequence[int], serves_parts: bool, room: int) -> list[bool]:
-        """A request asked for contents and let go of them, the last one first. O(contents) amortised.
+        """A request asked for contents, for which others go, and let go of them, the last first. O(contents) amortised.
 
         Args:
             marks: the contents, all different.
@@ -75,21 +75,29 @@ class _Shadow:
             room: the number of contents that there is room for now.
 
         Returns:
-            For each content whether it was there.
+            For each content whether it was hit.
         """
-        at, clock, hits, levels = self.at, self.clock, self._hits, self._levels
-        rest = OrderedDict() if self._turnovers is None and clock else levels[0]
-        behind = int(serves_parts and self._extends and self._any_hit(marks))
+        at, hits, levels = self.at, self._hits, self._levels
         there: list[bool] = []
         for mark in marks:
             queue = at.get(mark)
+            there.append(queue is not None)
             if queue is not None:
                 del queue[mark]
+        num_hits = sum(there)
+        num_others, num_beside = len(at) - num_hits, max(room - len(marks), 0)
+        for _ in range(num_others - num_beside):
+            self._evict()
+        is_hit = there
+        if serves_parts and any(map(self._is_ghost, (mark for mark in marks if mark not in at))):
+            is_hit = [False] * len(marks)
+        rest, clock = OrderedDict() if self._turnovers is None else levels[0], self.clock
+        behind = int(serves_parts and self._extends and num_hits > 0)
+        for mark, is_there in zip(marks, there, strict=True):
+            if is_there:
                 number = min(hits.get(mark, 0) + 1, MOST_HITS)
-                there.append(True)
             else:
                 number = int(self._uses_ghosts and self._is_ghost(mark))
-                there.append(False)
             if number > behind:
                 behind = number
             if behind:
@@ -103,14 +111,10 @@ class _Shadow:
             self._front.append(rest)
         while len(at) > room:
             self._evict()
-        return there
+        return is_hit
 
     def _is_ghost(self, mark: int) -> bool:
         return self._ghosts.get((mark & _LOW) * self._num_slots >> 32) == (mark >> 32) + 1
-
-    def _any_hit(self, marks: Sequence[int]) -> bool:
-        """True if any of the contents will count as hit, now that they are asked for."""
-        return not self.at.keys().isdisjoint(marks) or (self._uses_ghosts and any(map(self._is_ghost, marks)))
 
     def _evict(self) -> None:
         queue = self._next()
@@ -230,9 +234,8 @@ class Shadows:
         marks: Sequence[int],
         is_hit: Sequence[bool],
         is_ghost: Sequence[bool],
-        serves_parts: bool,
         now: int,
-        most: int,
+        beside: int | None,
     ) -> int:
         """A request asked for sampled contents, and lets go of them. O(contents) amortised.
 
@@ -240,15 +243,15 @@ class Shadows:
             marks: the contents, all different, the last one first.
             is_hit: for each whether the pool had it.
             is_ghost: for each that the pool had not whether it evicted it lately.
-            serves_parts: see `ReuseOrder`.
             now: the place of the candidate in force.
-            most: the number of pages that there is room for.
+            beside: the number of contents that wait in the pool; None: no group needs only part of a prefix.
 
         Returns:
             The place of the candidate to follow.
         """
         size, count, scores = self._size, len(marks), self.scores
-        room = most * size // self._num_pages
+        serves_parts = beside is not None
+        room = size if beside is None else min(size, beside * size // self._num_pages + count)
         by_lru, *others = (shadow.ask(marks, serves_parts, room) for shadow in self._shadows)
         for place, hits in enumerate((by_lru, *others)):
             scores[place] += sum(hits)

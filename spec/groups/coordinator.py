@@ -22,7 +22,7 @@ from ..declarations.json_kinds import group_to_json
 from ..declarations.snapshots import firsts_of, retention_of, with_retention, with_unit
 from ..declarations.uncopied import Uncopied
 from ..pool.hashing import PageHash, page_extra_keys
-from ..pool.letting_go import is_second, let_go, put_first
+from ..pool.letting_go import Judged, Worth, is_second, learn, let_go, put_first
 from ..pool.page_pool import PagePool
 from ..pool.pages import CachePage
 from ..reading.arguments import refusal
@@ -347,7 +347,9 @@ class CacheCoordinator(Uncopied):
         live = self.live.by_id[request_id]
         for rules, held in zip(self.rules, self.held[request_id], strict=True):
             skipped = held.pages[: rules.first_place(num_computed)]
-            self._let_go(rules, skipped, live, num_computed, is_over=False)
+            judged = self.retention.judged(rules, skipped, live, num_computed, is_over=False)
+            learn(self.page_pool, [(rules.page_size, judged)])
+            self._let_go(rules, judged)
             released = {place: page for place, page in enumerate(skipped) if not page.is_null}
             if released and self.retention.judges and rules.needs_part:
                 needed = rules.needed(self.retention.resume_point(num_computed, num_computed))
@@ -376,21 +378,12 @@ class CacheCoordinator(Uncopied):
         self.page_pool.withdraw(withdrawn)
         return withdrawn
 
-    def _let_go(self, rules: GroupRules, pages: Sequence[CachePage], live: Live, computed: int, is_over: bool) -> None:
-        """Frees the first pages of a request's list, the last one first, each by what it is worth (RET-3).
-
-        Args:
-            rules: the rules of the group.
-            pages: the pages, null pages among them.
-            live: the request.
-            computed: the tokens that it computed: at the end those that it published.
-            is_over: whether the request is freed.
-        """
-        if not (self.retention.judges and rules.needs_part):
-            self.page_pool.free_pages(reversed(pages))
-            return
-        worth = [self.retention.worth(rules, place, live, computed, is_over) for place in range(len(pages))]
-        let_go(self.page_pool, pages[::-1], worth[::-1])
+    def _let_go(self, rules: GroupRules, judged: dict[int, Judged]) -> None:
+        """Frees pages of a request by their places in a group, the last one first (RET-3), after `learn`."""
+        if self.retention.judges and rules.needs_part:
+            let_go(self.page_pool, reversed(judged.values()))
+        else:
+            self.page_pool.give_back(page.page_id for page, _ in reversed(judged.values()) if not page.is_null)
 
     def free(self, request_id: str, live: Live, num_written: int | None) -> None:
         """Frees a request's pages, group by group, the last page of each group first (MAN-5, RET-3).
@@ -406,10 +399,16 @@ class CacheCoordinator(Uncopied):
             default=0,
         )
         end = self.retention.resume_point(published, published)
+        ends = []
         for rules, held in zip(self.rules, groups, strict=True):
-            self._let_go(rules, held.pages, live, published, is_over=True)
-            needed = rules.needed(end)
-            put_first(self.page_pool, (page for place, page in sorted(held.passed.items())[::-1] if place in needed))
+            judged = self.retention.judged(rules, held.pages, live, published, is_over=True)
+            passed = {place: page for place, page in sorted(held.passed.items()) if place in rules.needed(end)}
+            first = {place: (page, Worth.FIRST) for place, page in passed.items() if is_second(self.page_pool, page)}
+            ends.append((rules, judged, first))
+        learn(self.page_pool, ((rules.page_size, judged | first) for rules, judged, first in ends))
+        for rules, judged, first in ends:
+            self._let_go(rules, judged)
+            put_first(self.page_pool, (page for page, _ in reversed(first.values())))
 
     def _num_kept(self, rules: GroupRules, held: GroupPages, num_written: int | None) -> int:
         """How many leading tokens of a request have pages in a group that are published and not withdrawn."""

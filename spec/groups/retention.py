@@ -7,7 +7,8 @@ push out prefixes that can be hit, so a page is judged by the *resume points* th
 from collections.abc import Sequence
 from math import lcm
 
-from ..pool.letting_go import Worth
+from ..pool.letting_go import Judged, Worth
+from ..pool.pages import CachePage
 from ..reading.arguments import integer, refusal
 from .group_rules import GroupRules
 from .live_requests import Live
@@ -65,6 +66,17 @@ class Retention:
     def prompt_end(self, num_tokens: int) -> int:
         """The longest length of a hit below the end of a prompt (RET-1); 0 where no page is judged."""
         return self.resume_point(num_tokens, num_tokens - 1) if self.judges else 0
+
+    def judged(
+        self, rules: GroupRules, pages: Sequence[CachePage], live: Live, computed: int, is_over: bool
+    ) -> dict[int, Judged]:
+        """The first pages of a request's list in a group and what they are worth, by places; see `worth`.
+
+        Where pages are not judged, they are worth as much as a resume point's.
+        """
+        if not (self.judges and rules.needs_part):
+            return {place: (page, Worth.FIRST) for place, page in enumerate(pages)}
+        return {place: (page, self.worth(rules, place, live, computed, is_over)) for place, page in enumerate(pages)}
 
     def worth(self, rules: GroupRules, place: int, live: Live, computed: int, is_over: bool) -> Worth:
         """What the page at a place of a request is worth when the request lets go of it (RET-3).

@@ -78,8 +78,8 @@ class LruQueue:
     def published(self, page: int, mark: int) -> None:
         """A page in use got a hash; ``mark`` stands for its content, see `Marks`."""
 
-    def released(self, pages: Sequence[int], num_freed: int) -> None:
-        """Pages lost references, in this order; ``num_freed`` of them are about to be added to a queue."""
+    def released(self, pages: Sequence[int]) -> None:
+        """A request is about to let go of pages, in this order; those that no hit needs are left out (RET-3)."""
 
     def forgotten(self, page: int) -> None:
         """A page lost its hash in another way than by eviction."""
@@ -238,10 +238,9 @@ class EvictionOrder:
     def put(self, entries: Iterable[int]) -> None:
         """Adds entries that became free at once: those with a content."""
         batch: dict[int, None] = {}
-        keeps = self.candidate.turnovers is None and self.clock > 0  # before that, there is room for all
         for entry in entries:
-            level = self.hits[entry].bit_length()
-            if keeps and level == 0:
+            level = self.hits.get(entry, 0).bit_length()
+            if self.candidate.turnovers is None and level == 0:
                 batch[entry] = None
             else:
                 self.levels[level][entry] = self.clock
@@ -273,11 +272,10 @@ class EvictionOrder:
             assert times == sorted(times), "EVICT-1: an entry stands before one that became free earlier"
             assert not times or times[-1] <= self.clock, "EVICT-1: an entry became free ahead of the clock"
         assert self.hits.keys() <= self.mark_of.keys(), "EVICT-1: an entry without a content has hits"
-        assert self.mark_of.keys() & set(free) <= self.hits.keys(), "EVICT-1: an entry is free that was never let go"
         assert all(0 <= number <= MOST_HITS for number in self.hits.values()), f"EVICT-1: hits {self.hits}"
         for number, level in enumerate(self.levels):
             for entry in level.keys() & self.mark_of.keys():
-                assert self.hits[entry].bit_length() == number, f"EVICT-1: entry {entry} is on another's level"
+                assert self.hits.get(entry, 0).bit_length() == number, f"EVICT-1: entry {entry} is on another's level"
         assert not any(self.hits.get(entry) for batch in batches for entry in batch), "EVICT-1: hits in a batch"
         for slot, tag in self.ghosts.items():
             assert 0 <= slot < num_ghost_slots(self.size), f"EVICT-1: no slot {slot}"
@@ -356,7 +354,7 @@ class ReuseQueue(LruQueue):
         """See `LruQueue.published`."""
         self.pages.published(page, mark)
 
-    def released(self, pages: Sequence[int], num_freed: int) -> None:  # noqa: ARG002 - shadow pools want to know
+    def released(self, pages: Sequence[int]) -> None:
         """See `LruQueue.released`."""
         new = [mark for page, mark in self.pages.marks(pages) if page not in self.pages.hits]
         self.regrets += sum(map(self.pages.is_ghost, new))

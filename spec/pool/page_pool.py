@@ -429,9 +429,12 @@ class PagePool(PoolCalls):
     def _release(self, pages: Iterable[int]) -> None:
         """Lowers the count of each page once per mention; those at 0 join the queue (POOL-3, POOL-5, POOL-13)."""
         mentioned = list(pages)
-        freed = self.counts.remove(mentioned)
-        last_mentions = list(dict.fromkeys(reversed(mentioned)))[::-1]
-        self.free_order.queue.released(last_mentions, len(freed))
+        self.free_order.queue.released(list(dict.fromkeys(reversed(mentioned)))[::-1])
+        self.give_back(mentioned)
+
+    def give_back(self, pages: Iterable[int]) -> None:
+        """`free_pages` for pages of which the eviction policy knows already that they are let go (EVICT-1)."""
+        freed = self.counts.remove(pages)
         for page in freed:
             self.log.freed(page)
         unhashed = [page for page in freed if page not in self.index.key_of]

@@ -2,11 +2,13 @@
 
 A shadow pool holds contents, by their marks, and no pages: those that requests let go of, as if each request had asked
 for its contents at that moment. It has room for as many as the pool has pages: as much as is in use while a request
-runs is let go between its admission and its end. Where a group needs only part of a prefix it has room for as many as
-the pool has pages that nobody uses, since requests let go of pages amid their way, and need more for a while than they
-leave behind. Where the pool has more than `SHADOW_PAGES` pages, shadows see a sample of the contents and are smaller
-than the pool by the same factor, so that hits there are to hits in the pool as the sample is to all. The sample is
-drawn by marks: it differs for another seed, and no chance is in it.
+runs is let go between its admission and its end. Where the pool has more than `SHADOW_PAGES` pages, shadows see a
+sample of the contents and are smaller than the pool by the same factor, so that hits there are to hits in the pool as
+the sample is to all. The sample is drawn by marks: it differs for another seed, and no chance is in it.
+
+Where a group needs only part of a prefix two things differ. Requests need more pages for a while than they leave
+behind, so that a shadow pool has room beside a request for as many contents as wait in the pool just then. And a hit
+needs pages of each group: a request of whose contents a shadow pool evicted one lately is counted as not hit there.
 
 Where requests change their ways, a shadow that was ahead says little about what comes next. So the pool's own hits are
 compared with those of LRU's shadow, too, while it follows another rule. The difference is the pool's *credit*: 2 for
@@ -35,24 +37,34 @@ class Shadow(EvictionOrder):
     """A small pool of contents, each an entry that is its own mark, by one candidate."""
 
     def ask(self, marks: Sequence[int], serves_parts: bool, room: int) -> list[bool]:
-        """A request asked for contents and let go of them, the last one first; returns which of them were there.
+        """A request asked for contents, others being evicted for them, and let go of them, the last one first.
 
         Args:
             marks: the contents, all different.
             serves_parts: see `EvictionOrder.let_go`.
             room: the number of contents that there is room for now.
+
+        Returns:
+            For each content whether it was hit.
         """
-        there = [mark in self.mark_of for mark in marks]
+        hits = [mark in self.mark_of for mark in marks]
         for mark in marks:
             self.leave(mark)
+        self._evict_to(room - len(marks))
+        if serves_parts and any(self.is_ghost(mark) for mark in marks if mark not in self.mark_of):
+            hits = [False] * len(marks)
+        for mark in marks:
             self.published(mark, mark)
         self.let_go(marks, serves_parts)
         self.put(marks)
-        while len(self.mark_of) > room:
+        self._evict_to(room)
+        return hits
+
+    def _evict_to(self, room: int) -> None:
+        while self.num_free > max(room, 0):
             mark = self.next()
             self.leave(mark)
             self.evicted(mark)
-        return there
 
     def lost(self, mark: int) -> None:
         """A content is not to be found any more."""
@@ -85,20 +97,21 @@ class AdaptiveQueue(ReuseQueue):
     def _is_sampled(self, mark: int) -> bool:
         return (mark >> 32) * self.pages.size < SHADOW_PAGES << 31
 
-    def released(self, pages: Sequence[int], num_freed: int) -> None:
+    def released(self, pages: Sequence[int]) -> None:
         """See `LruQueue.released`."""
         page_of: dict[int, int] = {}
         for page, mark in self.pages.marks(pages):
             if self._is_sampled(mark):
                 page_of.setdefault(mark, page)
         if page_of:
-            self._ask(page_of, len(self) + num_freed if self.serves_parts else self.pages.size)
-        super().released(pages, num_freed)
+            self._ask(page_of)
+        super().released(pages)
 
-    def _ask(self, page_of: dict[int, int], most: int) -> None:
-        """Sampled contents were asked for, each on a page; ``most`` is the number of pages that there is room for."""
+    def _ask(self, page_of: dict[int, int]) -> None:
+        """Sampled contents were asked for, each on a page."""
         size, now = self.shadows[0].size, CANDIDATES.index(self.pages.candidate)
-        room = most * size // self.pages.size
+        beside = self.pages.num_free * size // self.pages.size
+        room = min(size, beside + len(page_of)) if self.serves_parts else size
         hits = [shadow.ask(list(page_of), self.serves_parts, room) for shadow in self.shadows]
         self.scores = [score + sum(own) for score, own in zip(self.scores, hits, strict=True)]
         for (mark, page), is_hit_by_lru in zip(page_of.items(), hits[0], strict=True):
@@ -152,6 +165,7 @@ class AdaptiveQueue(ReuseQueue):
         for shadow in self.shadows:
             shadow.check()
             assert shadow.mark_of.keys() == set(shadow.free_entries()), "EVICT-1: contents of a shadow pool"
+            assert shadow.hits.keys() == shadow.mark_of.keys(), "EVICT-1: a content of a shadow pool that was not let go"
             assert len(shadow.mark_of) <= shadow.size, "EVICT-1: a shadow pool is too full"
             assert all(map(self._is_sampled, shadow.mark_of)), "EVICT-1: a content outside of the sample"
         assert all(0 <= score <= self.recent for score in self.scores), f"EVICT-1: {self.scores} of {self.recent}"

@@ -61,7 +61,7 @@ def served_hits(
         for page in pages:
             counts[page] -= 1
         freed = [page for page in pages if not counts[page]]
-        queue.released(pages, len(freed))
+        queue.released(pages)
         queue.put(freed)
 
     for chain, limit in zip(chains, most, strict=True):

@@ -65,9 +65,9 @@ def test_what_is_asked_for_often_outlives_what_came_twice() -> None:
     for page in pages:
         queue.published(page, 100 + page)
     for page in (*pages[:2], pages[0]):  # one request of several lets go of it
-        queue.released([page], 0)
+        queue.released([page])
     for page in pages:
-        queue.released([page], 1)
+        queue.released([page])
         queue.put([page])
     assert [take(queue) for _ in range(4)] == [*pages[2:], pages[1], pages[0]]
 
@@ -131,13 +131,13 @@ def test_what_lost_its_hash_is_found_in_no_shadow() -> None:
     pages = [take(queue) for _ in range(4)]
     for page in pages:
         queue.published(page, mark_of(page, 0))
-    queue.released(pages, 2)
+    queue.released(pages)
     queue.put(pages[:2])
     for page in pages[:3]:  # two free ones, one in use
         queue.forgotten(page)
     for shadow in queue.shadows:
         assert set(shadow.mark_of) == {mark_of(pages[3], 0)}
-    queue.released(pages[2:], 2)
+    queue.released(pages[2:])
     queue.put(pages[2:])
     assert len(queue) == 8
     assert sorted(take(queue) for _ in range(8)) == list(range(1, 9))
@@ -165,8 +165,8 @@ def test_a_page_that_is_hit_stays_a_turnover_longer() -> None:
     pages = [take(queue) for _ in range(4)]
     for page in pages:
         queue.published(page, 100 + page)
-    queue.released(pages[:1], 0)
+    queue.released(pages[:1])
     for own in (pages[:1], pages[1:]):
-        queue.released(own, len(own))
+        queue.released(own)
         queue.put(own)
     assert [take(queue) for _ in range(4)] == [*pages[1:], pages[0]]
