@@ -93,11 +93,12 @@ _SENTENCES = {
     "EVICT-1": "eviction=lru, the default, is POOL-3's order. By reuse pages have levels: 0 if they were never hit, 1 "
     "after one hit or if their content was evicted lately, 2 after two or three, 3 after more. A free page is taken "
     "when one of the level below would be that was freed 4 turnovers of the pool later; free pages without a hash go "
-    "first. A policy learns of contents when requests let go of them: a page that is let go again with the same "
-    "content was hit. adaptive follows one of several such rules: the one that hits most in shadow pools, which hold a "
-    "sample of what was let go, or LRU while the pool has lost hits to it. A page is never taken before the pages "
-    "that need it for their hits, where requests free their pages as MAN-5 says. Pins and priorities stand above it "
-    "(PIN-1, PIN-2). No clock and no chance decides: the same calls with the same seed evict the same pages.",
+    "first. A policy learns of contents when requests let go of them, of all groups together, but for what RET-3 puts "
+    "in front: a page that is let go again with the same content was hit. adaptive follows one of several such rules: "
+    "the one that hits most in shadow pools, which hold a sample of what was let go, or LRU while the pool has lost "
+    "hits to it. A page is never taken before the pages that need it for their hits, where requests free their pages "
+    "as MAN-5 says. Pins and priorities stand above it (PIN-1, PIN-2). No clock and no chance decides: the same calls "
+    "with the same seed evict the same pages.",
     # -- Page hashes ------------------------------------------------------------------------------
     "HASH-1": "A full page's key is a SHA-256 chain over (parent's digest, extra keys, token ids as little-endian "
     "int32) in one documented encoding: the same in every process for the same seed, different for another seed. "

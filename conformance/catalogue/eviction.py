@@ -3,7 +3,7 @@
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from .patching import with_policy
+from .patching import with_part, with_policy
 from .registry import FORESEEN, seeded
 
 __all__: list[str] = []
@@ -74,3 +74,15 @@ def pages_taken_alone_leave_no_ghosts(fast: ModuleType) -> SimpleNamespace:
             self.clock += 1
 
     return with_policy(fast, evicted_one=evicted_one)
+
+
+@seeded(FORESEEN, "EVICT-1", "snapshots", also=("MAN-14", "MAN-5", "MAN-8", "POOL-3"))
+def groups_are_learned_of_in_turn(fast: ModuleType) -> SimpleNamespace:
+    """A request's pages come in the order of the groups: a window's count as hit as often as the prefix's first page."""
+    retention = fast.groups.retention.Retention
+
+    def told(self: Any, slot: int, held: Any, ending: Any) -> tuple[Any, Any, None]:
+        pages, worth, _ = retention.told(self, slot, held, ending)
+        return pages, worth, None
+
+    return with_part(fast, "coordinator.retention", told=told)

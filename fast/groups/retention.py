@@ -31,6 +31,9 @@ Told = tuple[NDArray[np.int64], NDArray[np.int8] | None, NDArray[np.int64] | Non
 """The arguments of `learn` behind the pool."""
 
 
+_NO_PAGES: NDArray[np.int64] = np.empty(0, np.int64)
+
+
 class Retention:
     """The rules by which a manager judges the pages that a request lets go of.
 
@@ -218,7 +221,7 @@ class Retention:
         """
         if len(held) == 1 and not ending:
             return held[0], None, None
-        every, worths, starts = [], [], []
+        every, worths, starts = [_NO_PAGES], [np.empty(0, np.int8)], [_NO_PAGES]
         for group, pages in zip(self._groups, held, strict=True):
             places, is_held = group.places(slot, group.num_pages[slot])
             worth, passed = ending.get(group.group_id, (np.full(len(pages), FIRST, np.int8), {}))

@@ -78,23 +78,20 @@ class _Shadow:
             For each content whether it was hit.
         """
         at, hits, levels = self.at, self._hits, self._levels
-        there: list[bool] = []
-        for mark in marks:
-            queue = at.get(mark)
-            there.append(queue is not None)
+        queues = list(map(at.get, marks))
+        is_hit = [queue is not None for queue in queues]
+        num_hits = sum(is_hit)
+        for mark, queue in zip(marks, queues, strict=True) if num_hits else ():
             if queue is not None:
                 del queue[mark]
-        num_hits = sum(there)
-        num_others, num_beside = len(at) - num_hits, max(room - len(marks), 0)
-        for _ in range(num_others - num_beside):
+        for _ in range(len(at) - num_hits - max(room - len(marks), 0)):
             self._evict()
-        is_hit = there
         if serves_parts and any(map(self._is_ghost, (mark for mark in marks if mark not in at))):
             is_hit = [False] * len(marks)
         rest, clock = OrderedDict() if self._turnovers is None else levels[0], self.clock
         behind = int(serves_parts and self._extends and num_hits > 0)
-        for mark, is_there in zip(marks, there, strict=True):
-            if is_there:
+        for mark, queue in zip(marks, queues, strict=True):
+            if queue is not None:
                 number = min(hits.get(mark, 0) + 1, MOST_HITS)
             else:
                 number = int(self._uses_ghosts and self._is_ghost(mark))

@@ -2,10 +2,12 @@
 
 The pool tells a queue what happens to its pages, one call each. What a policy learns of contents it learns when a
 request lets go of them, so that one that runs costs nothing: a page that is let go again with the content that it had
-then was hit since. By ``reuse`` free pages wait in several queues. *empty*: pages without a hash, which hold nothing.
-*levels*: pages by the number of their hits, none, 1, 2 or 3, and more; a page whose content was evicted lately counts
-as hit once when it is let go for the first time. *front*: what is taken at once. A candidate (`Candidate`) says which
-of them goes next. Times are counted in evicted pages; a turnover is as many as the pool has pages.
+then was hit since. It learns of the pages of all groups at once: a hit needs pages of each, so that those of a window
+are worth nothing without the prefix that they end. By ``reuse`` free pages wait in several queues. *empty*: pages
+without a hash, which hold nothing. *levels*: pages by the number of their hits, none, 1, 2 or 3, and more; a page whose
+content was evicted lately counts as hit once when it is let go for the first time. *front*: what is taken at once. A
+candidate (`Candidate`) says which of them goes next. Times are counted in evicted pages; a turnover is as many as the
+pool has pages.
 """
 
 from collections import OrderedDict

@@ -165,7 +165,9 @@ class AdaptiveQueue(ReuseQueue):
         for shadow in self.shadows:
             shadow.check()
             assert shadow.mark_of.keys() == set(shadow.free_entries()), "EVICT-1: contents of a shadow pool"
-            assert shadow.hits.keys() == shadow.mark_of.keys(), "EVICT-1: a content of a shadow pool that was not let go"
+            assert shadow.hits.keys() == shadow.mark_of.keys(), (
+                "EVICT-1: a content of a shadow pool that was not let go"
+            )
             assert len(shadow.mark_of) <= shadow.size, "EVICT-1: a shadow pool is too full"
             assert all(map(self._is_sampled, shadow.mark_of)), "EVICT-1: a content outside of the sample"
         assert all(0 <= score <= self.recent for score in self.scores), f"EVICT-1: {self.scores} of {self.recent}"

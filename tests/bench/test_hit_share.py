@@ -7,6 +7,7 @@ import pytest
 
 from kvproof.conformance.replay.traces import TraceRequest, synthetic_trace
 
+from .hit_serving import SERVERS, serve
 from .hit_share import main, measure
 from .hit_workloads import agentic_trace, made_up, of_trace
 
@@ -31,6 +32,14 @@ def test_two_seats_are_hit() -> None:
     result = measure(WORKLOADS["seats-2"], 12_000, ["kvproof lru"])
     assert result["shares"]["kvproof lru"] > 0.99
     assert result["notes"]["kvproof lru"]["requests with a hit"] == result["requests"] == 4
+
+
+def test_seats_of_which_not_all_fit_are_kept_whole() -> None:
+    """EVICT-1: seven seats want 107 pages more than there are; of a seat whose windows are gone nothing is hit."""
+    seats = WORKLOADS["seats-7"]
+    server = SERVERS["kvproof adaptive"](seats, 12_000, max(len(prompt.make()) for prompt in seats.prompts))
+    hits = serve(seats, server, lambda _: None).hits[seats.counted_from :]
+    assert sum(hit > 21_000 for hit in hits) >= 10, "of fourteen"
 
 
 def test_a_prompt_again_is_hit_amid_pages() -> None:
