@@ -22,10 +22,10 @@ def deferred_free_reversed(fast: ModuleType) -> SimpleNamespace:
     of it is a list that was reversed when it was made and is reversed again.
     """
 
-    def release(self: Any, pages: Any, *mentions: Any) -> None:
-        fast.PagePool.release(self, pages[::-1] if not mentions else pages, *mentions)
+    def give_back(self: Any, pages: Any, *mentions: Any) -> None:
+        fast.PagePool.give_back(self, pages[::-1] if not mentions else pages, *mentions)
 
-    return with_pool(fast, release=release)
+    return with_pool(fast, give_back=give_back)
 
 
 class _StandIn:

@@ -207,8 +207,12 @@ class Retention:
                 low, high = bounds = self.needed(group, point)
                 between = self.worth_between(group, points, published, bounds, True)
                 worth = self.worth(group, held, between, published)[is_held][::-1]
-                passed = {place: page for place, page in group.passed[slot].items() if low <= place < high}
-                found[group.group_id] = worth, dict(sorted(passed.items(), reverse=True))
+                passed = sorted(group.passed[slot].items(), reverse=True)
+                is_second = self._pool.free_order.is_second
+                found[group.group_id] = (
+                    worth,
+                    {place: page for place, page in passed if low <= place < high and is_second(page)},
+                )
         return found
 
     def told(self, slot: int, held: Sequence[NDArray[np.int64]], ending: Mapping[int, Ending]) -> Told:
@@ -225,11 +229,10 @@ class Retention:
         for group, pages in zip(self._groups, held, strict=True):
             places, is_held = group.places(slot, group.num_pages[slot])
             worth, passed = ending.get(group.group_id, (np.full(len(pages), FIRST, np.int8), {}))
-            first = {place: page for place, page in passed.items() if self._pool.free_order.is_second(page)}
-            every += [pages, np.array(list(first.values()), np.int64)]
-            worths += [worth, np.full(len(first), FIRST, np.int8)]
+            every += [pages, np.array(list(passed.values()), np.int64)]
+            worths += [worth, np.full(len(passed), FIRST, np.int8)]
             starts += [np.arange(places.start, places.stop)[is_held][::-1] * group.page_size]
-            starts += [np.array(list(first), np.int64) * group.page_size]
+            starts += [np.array(list(passed), np.int64) * group.page_size]
         return np.concatenate(every), np.concatenate(worths), np.concatenate(starts)
 
     def let_go(self, pages: NDArray[np.int64], worth: NDArray[np.int8], passed: Mapping[int, int]) -> None:

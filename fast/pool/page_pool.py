@@ -412,7 +412,9 @@ class PagePool(PoolCalls):
 
     def give_back(self, pages: NDArray[np.int64], mentions: NDArray[np.int64] | int = 1) -> None:
         """`release` for pages of which the eviction policy knows already that they are let go (EVICT-1). O(pages)."""
-        pages = self.counts.remove(pages, mentions)
+        self._put_back(self.counts.remove(pages, mentions))
+
+    def _put_back(self, pages: NDArray[np.int64]) -> None:
         self.log.ages.freed(pages, self.log.clock)
         if self.unhashed_first:
             cached = self.index.cached(pages)

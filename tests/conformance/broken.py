@@ -101,9 +101,9 @@ class PlainLists(PagePool):
 
 
 class NeverUnhashedFirst(PagePool):
-    def _release(self, pages: Iterable[int]) -> None:
+    def give_back(self, pages: Iterable[int]) -> None:
         with patch.object(self, "unhashed_first", False):
-            super()._release(pages)
+            super().give_back(pages)
 
 
 class TrustsKeys(PagePool):
