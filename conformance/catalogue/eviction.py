@@ -78,7 +78,7 @@ def pages_taken_alone_leave_no_ghosts(fast: ModuleType) -> SimpleNamespace:
 
 @seeded(FORESEEN, "EVICT-1", "snapshots", also=("MAN-14", "MAN-5", "MAN-8", "POOL-3"))
 def groups_are_learned_of_in_turn(fast: ModuleType) -> SimpleNamespace:
-    """A request's pages come in the order of the groups: a window's count as hit as often as the prefix's first page."""
+    """Pages come in the order of the groups: a window's count as hit as often as the first page of the prefix."""
     retention = fast.groups.retention.Retention
 
     def told(self: Any, slot: int, held: Any, ending: Any) -> tuple[Any, Any, None]:
