@@ -149,9 +149,7 @@ class ReuseOrder:
         self.num_free -= 1
         if self._empty.num:
             page = self._empty.take_one()
-            self._where_cell[page] = _NOWHERE
-            return page
-        if self._front.num or self._turnovers is None:
+        elif self._front.num or self._turnovers is None:
             page = self._chunk(1).item()
         else:
             page = self._take_of_turn(self._turnovers * self._size)
@@ -169,14 +167,10 @@ class ReuseOrder:
 
     def take(self, count: int) -> NDArray[np.int64]:
         """Takes the next ``count`` pages, `i64[count]`; at least ``count`` must be free. O(count) amortised."""
-        num_empty = self._empty.num
+        num_empty = min(count, self._empty.num)
         if num_empty < count <= _FEW:
             return np.array([self.take_one() for _ in range(count)], np.int64)
         self.num_free -= count
-        if count <= num_empty:
-            pages = self._empty.take(count)
-            self._where[pages] = _NOWHERE
-            return pages
         parts: list[NDArray[np.int64]] = []
         if num_empty:
             parts.append(self._empty.take(num_empty))
