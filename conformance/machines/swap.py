@@ -15,6 +15,7 @@ from .base import Both, Field, Nothing
 from .draws import NO_INTS, Drawing
 from .ghost import Content
 from .groups import MIXED, GroupSteps
+from .manager_admission import IDS
 from .manager_blame import Case
 from .properties import operation, start, step
 from .snapshots import Restoring
@@ -144,8 +145,8 @@ class SwapSteps(GroupSteps):
     def go_out(self, name: str, computed: int) -> None:
         """Plans how a live request goes to host memory."""
         case = self.cases[name]
-        if not case.live or computed > case.request.num_tokens:
-            raise Nothing
+        if not case.live or case.void or computed > case.request.num_tokens:
+            raise Nothing  # what is void is to be freed, not kept (MAN-4)
         self.call_manager("swap_out", request=Saying(Ref(name), (("num_computed_tokens", computed),)))
 
     def note_swap_out(self, name: str, call: Call, plan: Both) -> None:
@@ -176,7 +177,7 @@ class SwapSteps(GroupSteps):
     def come_in(self, name: str) -> None:
         """Plans how a request comes back."""
         away = self.away.get(name)
-        if away is None or away.swap_id is not None or away.is_received:
+        if away is None or away.swap_id is not None or away.is_received or away.case.void:
             raise Nothing
         self.call_manager("swap_in", request=Ref(name))
 
@@ -262,6 +263,36 @@ class SwapSteps(GroupSteps):
         self.come_in(name)
         if name in self.away and self.away[name].swap_id is not None:
             self.end_copies(max(self.flights))
+        self.probe()
+
+    def has_a_writer(self) -> bool:
+        """Whether a live request can leave before its tokens were written, and another one can come."""
+        live = self.names_of(live=True)
+        return self.swaps() and bool(live) and len(live) + len(self.away) < len(IDS) and self.free_takes_written()
+
+    @step("SWAP-1", "MAN-3", "MAN-4", "MAN-5", when=has_a_writer, weight=2)
+    def lose_hits_on_the_way(self, data: Drawing) -> None:
+        """A request is on its way back behind hits when who published them leaves before they were written."""
+        writer = data.one_of(self.names_of(live=True))
+        case = self.cases[writer]
+        name = next(unused for unused in IDS if unused not in self.away and unused not in self.names_of(live=True))
+        self.bring(
+            name, [*case.tokens, data.one_of(self.world.alphabet)][: self.max_model_len], case.request.extra_keys
+        )
+        hits = self.look_up(name).spec[1]
+        self.admit_with(name, self.cases[name].request.num_tokens - hits, hits)
+        if not self.cases[name].live:
+            return  # there was no room for it
+        self.go_out(name, self.cases[name].given)
+        if name not in self.away:
+            return  # host memory has none
+        self.end_copies(max(self.flights))
+        self.come_in(name)
+        self.free_request(writer, data.draw(st.integers(0, hits)))
+        if self.away[name].swap_id is not None:
+            self.end_copies(max(self.flights))
+        if self.cases[name].void:
+            self.free_request(name, None)
         self.probe()
 
     # -- What is refused --------------------------------------------------------------------------
