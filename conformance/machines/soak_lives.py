@@ -246,8 +246,9 @@ class Life:
         """Everyone goes on by a page at a time, and what was cached before those steps is looked up after them."""
         if soak.offers("manager", "allocate_slots_batch"):
             page = min(group.page_size for group in self.world.groups)
+            left = self.world.max_model_len - min(soak.cases[name].given for name in soak.running())
             count = self._chance.size(self._chance.one_of([8, 64]))
-            self._plans += [("step", (_EVERYONE, page, 0, False, False))] * count
+            self._plans += [("step", (_EVERYONE, page, 0, False, False))] * min(count, left // page)
         self._mirror(soak)
 
     def _go_on(self, soak: "Soak") -> None:
