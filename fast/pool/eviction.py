@@ -168,7 +168,7 @@ class ReuseOrder:
     def take(self, count: int) -> NDArray[np.int64]:
         """Takes the next ``count`` pages, `i64[count]`; at least ``count`` must be free. O(count) amortised."""
         num_empty = min(count, self._empty.num)
-        if num_empty < count <= _FEW:
+        if not count or num_empty < count <= _FEW:
             return np.array([self.take_one() for _ in range(count)], np.int64)
         self.num_free -= count
         parts: list[NDArray[np.int64]] = []
