@@ -19,7 +19,6 @@ from .mla_work import (
     Job,
     Refs,
     first_item,
-    live_range,
     next_item,
     output_copy,
     page_id,
@@ -46,31 +45,40 @@ def kernel(refs: Refs, blocks: Blocks, options: AnyOptions) -> None:
     refs.out_tokens[0] = 0
     refs.out_tokens[1] = 0
     refs.numbers[...] = lax.broadcasted_iota(jnp.int32, refs.numbers.shape, 1)
-    # The items under way: the current one, those whose copies are started, and the one whose are about to be.
+    # The items under way: the one before, the current one, those whose copies are started, and the one whose are about
+    # to be. Before the first is none: what stands in the sums is sent nowhere.
     items: tuple[Item, ...] = (first_item(refs, blocks, options),)
     for _ in range(BUFFERS - 1):
         start_queries(items[-1], refs)
         start_pages(items[-1], blocks.keys, refs, blocks, options)
         items = (*items, next_item(items[-1], refs, blocks, options))
+    none = items[0]._replace(job=items[0].job._replace(tokens=jnp.int32(0)))
     step = partial(compute_item, refs=refs, blocks=blocks, options=options)
-    lax.while_loop(lambda items: items[0].job.seq < refs.span[1], step, items)
+    before, *_ = lax.while_loop(lambda items: items[1].job.seq < refs.span[1], step, (none, *items))
+    wait_output(lax.rem(before.job.number, 2), refs)
+    write_output(before, refs, blocks, options)
+    send_output(before, refs)
     for buffer in range(2):
         wait_output(jnp.int32(buffer), refs)
 
 
 def compute_item(items: tuple[Item, ...], refs: Refs, blocks: Blocks, options: AnyOptions) -> tuple[Item, ...]:
     """The first item, by code for as many keys as it and the last one need, and the start of the last one's copies."""
-    longest = jnp.maximum(live_range(items[0], blocks)[1], live_range(items[-1], blocks)[1])
+    before, item, *_, ahead = items
+    longest = jnp.maximum(item.end, ahead.end)
     too_short = [(longest > size).astype(jnp.int32) for size in blocks.sizes[:-1]]
-    run = partial(compute_keys, items[0], items[-1], refs=refs, blocks=blocks, options=options)
+    run = partial(compute_keys, before, item, ahead, refs=refs, blocks=blocks, options=options)
     following: Item = lax.switch(sum(too_short, jnp.int32(0)), [partial(run, size) for size in blocks.sizes])
     return (*items[1:], following)
 
 
-def compute_keys(item: Item, ahead: Item, size: int, refs: Refs, blocks: Blocks, options: AnyOptions) -> Item:
+def compute_keys(
+    before: Item, item: Item, ahead: Item, size: int, refs: Refs, blocks: Blocks, options: AnyOptions
+) -> Item:
     """One block of queries against the beginning of a block of keys, and the start of a later item's copies.
 
     Args:
+        before: the item before.
         item: the item.
         ahead: the later one.
         size: keys to look at, at least as many as the blocks of both have up to their last live ones.
@@ -84,13 +92,8 @@ def compute_keys(item: Item, ahead: Item, size: int, refs: Refs, blocks: Blocks,
     job = item.job
     start_queries(ahead, refs)
 
-    @pl.when(item.is_first)
-    def _begin() -> None:
-        wait_queries(job, refs)
-        refs.top[...] = jnp.full_like(refs.top, NEGATIVE)
-        refs.total[...] = jnp.zeros_like(refs.total)
-        refs.weighted[...] = jnp.zeros_like(refs.weighted)
-
+    pl.when(item.is_first)(lambda: wait_queries(job, refs))
+    wait_output(lax.rem(before.job.number, 2), refs)
     wait_pages(item, refs, blocks)
     clear_dead_rows(item, size, refs, blocks, options)
     # From here to the output there are no branches: the scalar unit starts copies, and finds the item that comes next,
@@ -98,10 +101,11 @@ def compute_keys(item: Item, ahead: Item, size: int, refs: Refs, blocks: Blocks,
     queries = refs.q_buffers[lax.rem(job.number, BUFFERS)].reshape(blocks.rows, -1)
     keys = refs.kv_buffers[item.buffer, :size].astype(common_dtype(refs))
     scores = masked_scores(queries.astype(keys.dtype), keys, refs.numbers[:, :size], item, blocks, options)
+    write_output(before, refs, blocks, options)
     start_pages(ahead, size, refs, blocks, options)
     following = next_item(ahead, refs, blocks, options)
-    accumulate(scores, keys[:, : blocks.latent], refs, exponent_unit(options))
-    pl.when(item.is_last)(lambda: finish_job(job, refs, blocks, options))
+    accumulate(scores, keys[:, : blocks.latent], item.is_first, refs, exponent_unit(options))
+    send_output(before, refs)
     return following
 
 
@@ -116,7 +120,7 @@ def clear_dead_rows(item: Item, size: int, refs: Refs, blocks: Blocks, options: 
 
     Their scores are masked, and so their rotary parts stay as they are.
     """
-    first, end = live_range(item, blocks)
+    first, end = item.first, item.end
     holes = refs.span[2] != 0
     pages = refs.kv_buffers.at[item.buffer]
 
@@ -196,17 +200,21 @@ def masked_scores(
 def accumulate(
     scores: jax.Array,  # f32[rows, keys]
     values: jax.Array,  # [keys, latent]
+    begins: jax.Array,  # bool[]
     refs: Refs,
     unit: float,
 ) -> None:
-    """Adds a block to the running softmax. Rows that read nothing yet gather ones, which the first real score wipes."""
-    before = refs.top[...]
+    """Adds a block to the running softmax, or begins it.
+
+    Rows that read nothing yet gather ones, which the first real score wipes.
+    """
+    before = jnp.where(begins, NEGATIVE, refs.top[...])
     parts = [scores[:, at : at + LANES] for at in range(0, scores.shape[1], LANES)]
     top = jnp.maximum(before, jnp.max(reduce(jnp.maximum, parts), axis=1, keepdims=True))
     shrink = jnp.exp2((before - top) * unit)
     weights = [jnp.exp2((part - top) * unit) for part in parts]
     refs.top[...] = top
-    refs.total[...] = shrink * refs.total[...] + reduce(jnp.add, weights)
+    refs.total[...] = jnp.where(begins, 0.0, shrink * refs.total[...]) + reduce(jnp.add, weights)
     product = jnp.dot(
         jnp.concatenate(weights, axis=1).astype(values.dtype),
         values,
@@ -214,17 +222,28 @@ def accumulate(
         preferred_element_type=jnp.float32,
     )
     repeats = values.shape[1] // LANES
-    refs.weighted[...] = jnp.concatenate([shrink] * repeats, axis=1) * refs.weighted[...] + product
+    faded = jnp.concatenate([shrink] * repeats, axis=1) * refs.weighted[...]
+    refs.weighted[...] = jnp.where(begins, 0.0, faded) + product
 
 
-def finish_job(job: Job, refs: Refs, blocks: Blocks, options: AnyOptions) -> None:
-    """Divides by the sums and sends the rows off; rows with nothing to read become zeros."""
+def write_output(item: Item, refs: Refs, blocks: Blocks, options: AnyOptions) -> None:
+    """Divides an item's sums and writes its job's output as it is so far; it counts behind the job's last item.
+
+    Rows with nothing to read become zeros.
+    """
+    job = item.job
     live = jnp.logical_not(refs.top[:, :1] <= NEGATIVE)  # NaN is no row without keys
     total = jnp.sum(refs.total[...], axis=1, keepdims=True)
     factor = options.value_scale / jnp.where(live, total, 1.0)
     rows = jnp.where(live, refs.weighted[...] * factor, 0.0)
     buffer = lax.rem(job.number, 2)
-    wait_output(buffer, refs)
     refs.out_buffers[buffer] = rows.astype(refs.out.dtype).reshape(blocks.tokens, blocks.heads, blocks.latent)
-    refs.out_tokens[buffer] = job.tokens
-    pl.when(job.tokens > 0)(lambda: output_copy(job.token, job.tokens, buffer, refs).start())
+
+
+def send_output(item: Item, refs: Refs) -> None:
+    """Starts the copy of a job's output from VMEM, if the item is the job's last."""
+    job = item.job
+    buffer = lax.rem(job.number, 2)
+    refs.out_tokens[buffer] = jnp.where(item.is_last, job.tokens, 0)
+    is_sent = jnp.logical_and(item.is_last, job.tokens > 0)
+    pl.when(is_sent)(lambda: output_copy(job.token, job.tokens, buffer, refs).start())

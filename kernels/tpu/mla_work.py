@@ -24,7 +24,6 @@ __all__ = [
     "Job",
     "Refs",
     "first_item",
-    "live_range",
     "next_item",
     "output_copy",
     "page_id",
@@ -146,11 +145,15 @@ class Item(NamedTuple):
         number: how many items came before.
         job: what it has in common with the other items of its block of queries.
         kv_block: which block of the sequence's keys.
+        first: the first key that any query of its job reads, counted within the block.
+        end: the end of the keys that any of them reads, counted within the block.
     """
 
     number: jax.Array
     job: Job
     kv_block: jax.Array
+    first: jax.Array
+    end: jax.Array
 
     @property
     def buffer(self) -> jax.Array:
@@ -172,7 +175,7 @@ def first_item(refs: Refs, blocks: Blocks, options: AnyOptions) -> Item:
     """The first item of the call, or one past its span."""
     zero = jnp.int32(0)
     job = job_of(zero, refs.span[0], zero, refs, blocks, options)
-    return Item(zero, job, job.first_block)
+    return item_of(zero, job, job.first_block, blocks)
 
 
 def next_item(item: Item, refs: Refs, blocks: Blocks, options: AnyOptions) -> Item:
@@ -183,7 +186,14 @@ def next_item(item: Item, refs: Refs, blocks: Blocks, options: AnyOptions) -> It
     seq = jnp.where(jnp.logical_and(item.is_last, jnp.logical_not(more_queries)), job.seq + 1, job.seq)
     q_block = jnp.where(more_queries, job.q_block + 1, jnp.where(item.is_last, 0, job.q_block))
     job = job_of(number, seq, q_block, refs, blocks, options)
-    return Item(item.number + 1, job, jnp.where(item.is_last, job.first_block, item.kv_block + 1))
+    return item_of(item.number + 1, job, jnp.where(item.is_last, job.first_block, item.kv_block + 1), blocks)
+
+
+def item_of(number: jax.Array, job: Job, kv_block: jax.Array, blocks: Blocks) -> Item:
+    """A block of queries with a block of keys, and which of the keys any of its queries reads."""
+    begin = kv_block * blocks.keys
+    first, end = (jnp.clip(key - begin, 0, blocks.keys) for key in (job.first, job.end))
+    return Item(number, job, kv_block, first, end)
 
 
 def job_of(
@@ -208,17 +218,9 @@ def job_of(
     )
 
 
-def live_range(item: Item, blocks: Blocks) -> tuple[jax.Array, jax.Array]:
-    """The keys of an item's block that any query of its job reads: first and end, counted within the block."""
-    begin = item.kv_block * blocks.keys
-    first, end = (jnp.clip(key - begin, 0, blocks.keys) for key in (item.job.first, item.job.end))
-    return first, end
-
-
 def page_range(item: Item, blocks: Blocks) -> tuple[jax.Array, jax.Array]:
     """The pages of an item's block of keys that hold a key to read: first and end, counted within the block."""
-    first, end = live_range(item, blocks)
-    return lax.div(first, blocks.page), lax.div(end + (blocks.page - 1), blocks.page)
+    return lax.div(item.first, blocks.page), lax.div(item.end + (blocks.page - 1), blocks.page)
 
 
 def start_pages(item: Item, size: int, refs: Refs, blocks: Blocks, options: AnyOptions) -> None:
