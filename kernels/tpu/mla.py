@@ -30,7 +30,7 @@ from ..masks import first_key
 from ..options import AnyOptions
 from ..ragged import clean_table, misses_pages
 from .mla_kernel import LANES, kernel
-from .mla_work import BUFFERS, Blocks, Refs
+from .mla_work import BUFFERS, FIELDS, ITEMS, Blocks, Refs
 from .scalar_memory import too_many_scalars
 
 __all__ = ["attend", "unsupported"]
@@ -210,6 +210,7 @@ def _call(
                 pltpu.VMEM((blocks.rows, LANES), jnp.float32),
                 pltpu.VMEM((blocks.rows, blocks.latent), jnp.float32),
                 pltpu.VMEM((1, blocks.keys), jnp.int32),
+                pltpu.SMEM((ITEMS * FIELDS,), jnp.int32),
                 pltpu.SMEM((2,), jnp.int32),
                 pltpu.SemaphoreType.DMA((BUFFERS,)),
                 pltpu.SemaphoreType.DMA((BUFFERS,)),

@@ -19,6 +19,8 @@ from .mla_work import (
     Job,
     Refs,
     first_item,
+    keep_item,
+    kept_item,
     next_item,
     output_copy,
     page_id,
@@ -45,50 +47,45 @@ def kernel(refs: Refs, blocks: Blocks, options: AnyOptions) -> None:
     refs.out_tokens[0] = 0
     refs.out_tokens[1] = 0
     refs.numbers[...] = lax.broadcasted_iota(jnp.int32, refs.numbers.shape, 1)
-    # The items under way: the one before, the current one, those whose copies are started, and the one whose are about
-    # to be. Before the first is none: what stands in the sums is sent nowhere.
-    items: tuple[Item, ...] = (first_item(refs, blocks, options),)
+    item = first_item(refs, blocks, options)
+    # Before the first is an item without tokens: what stands in the sums is sent nowhere.
+    keep_item(item._replace(number=jnp.int32(-1), job=item.job._replace(tokens=jnp.int32(0))), refs)
     for _ in range(BUFFERS - 1):
-        start_queries(items[-1], refs)
-        start_pages(items[-1], blocks.keys, refs, blocks, options)
-        items = (*items, next_item(items[-1], refs, blocks, options))
-    none = items[0]._replace(job=items[0].job._replace(tokens=jnp.int32(0)))
+        start_queries(item, refs)
+        start_pages(item, blocks.keys, refs, blocks, options)
+        keep_item(item, refs)
+        item = next_item(item, refs, blocks, options)
+    keep_item(item, refs)
     step = partial(compute_item, refs=refs, blocks=blocks, options=options)
-    before, *_ = lax.while_loop(lambda items: items[1].job.seq < refs.span[1], step, (none, *items))
-    wait_output(lax.rem(before.job.number, 2), refs)
-    write_output(before, refs, blocks, options)
-    send_output(before, refs)
+    ended = lax.while_loop(lambda number: kept_item(number, refs).job.seq < refs.span[1], step, jnp.int32(0))
+    last = kept_item(ended - 1, refs)
+    wait_output(lax.rem(last.job.number, 2), refs)
+    write_output(last, refs, blocks, options)
+    send_output(last, refs)
     for buffer in range(2):
         wait_output(jnp.int32(buffer), refs)
 
 
-def compute_item(items: tuple[Item, ...], refs: Refs, blocks: Blocks, options: AnyOptions) -> tuple[Item, ...]:
-    """The first item, by code for as many keys as it and the last one need, and the start of the last one's copies."""
-    before, item, *_, ahead = items
-    longest = jnp.maximum(item.end, ahead.end)
+def compute_item(number: jax.Array, refs: Refs, blocks: Blocks, options: AnyOptions) -> jax.Array:
+    """The item of a number, by code for as many keys as it and the item that is started need; the next one's number."""
+    longest = jnp.maximum(kept_item(number, refs).end, kept_item(number + (BUFFERS - 1), refs).end)
     too_short = [(longest > size).astype(jnp.int32) for size in blocks.sizes[:-1]]
-    run = partial(compute_keys, before, item, ahead, refs=refs, blocks=blocks, options=options)
-    following: Item = lax.switch(sum(too_short, jnp.int32(0)), [partial(run, size) for size in blocks.sizes])
-    return (*items[1:], following)
+    run = partial(compute_keys, number, refs=refs, blocks=blocks, options=options)
+    lax.switch(sum(too_short, jnp.int32(0)), [partial(run, size) for size in blocks.sizes])
+    return number + 1
 
 
-def compute_keys(
-    before: Item, item: Item, ahead: Item, size: int, refs: Refs, blocks: Blocks, options: AnyOptions
-) -> Item:
+def compute_keys(number: jax.Array, size: int, refs: Refs, blocks: Blocks, options: AnyOptions) -> None:
     """One block of queries against the beginning of a block of keys, and the start of a later item's copies.
 
     Args:
-        before: the item before.
-        item: the item.
-        ahead: the later one.
-        size: keys to look at, at least as many as the blocks of both have up to their last live ones.
+        number: the item's.
+        size: keys to look at, at least as many as its block and the later item's have up to their last live ones.
         refs: the kernel's memory.
         blocks: the shapes.
         options: the mask.
-
-    Returns:
-        The item after the later one.
     """
+    before, item, ahead = (kept_item(number + at, refs) for at in (-1, 0, BUFFERS - 1))
     job = item.job
     start_queries(ahead, refs)
 
@@ -103,10 +100,9 @@ def compute_keys(
     scores = masked_scores(queries.astype(keys.dtype), keys, refs.numbers[:, :size], item, blocks, options)
     write_output(before, refs, blocks, options)
     start_pages(ahead, size, refs, blocks, options)
-    following = next_item(ahead, refs, blocks, options)
+    keep_item(next_item(ahead, refs, blocks, options), refs)
     accumulate(scores, keys[:, : blocks.latent], item.is_first, refs, exponent_unit(options))
     send_output(before, refs)
-    return following
 
 
 def common_dtype(refs: Refs) -> Any:

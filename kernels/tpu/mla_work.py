@@ -19,11 +19,15 @@ from ..options import AnyOptions
 
 __all__ = [
     "BUFFERS",
+    "FIELDS",
+    "ITEMS",
     "Blocks",
     "Item",
     "Job",
     "Refs",
     "first_item",
+    "keep_item",
+    "kept_item",
     "next_item",
     "output_copy",
     "page_id",
@@ -39,6 +43,9 @@ Ref = Any
 
 BUFFERS = 3
 """Blocks of keys in VMEM: while one is computed with, two are under way."""
+
+ITEMS = 8
+"""Items that are remembered: the one before, the current one and `BUFFERS` that follow; a power of two."""
 
 SHORT_BLOCKS = (256,)
 """Keys of a block for which there is code of its own: a sequence's last block, and all of a short one's, end early."""
@@ -100,6 +107,7 @@ class Refs(NamedTuple):
     total: Ref  # f32[rows, 128]: sums of weights, each lane its own columns
     weighted: Ref  # f32[rows, latent]: sums of weighted values
     numbers: Ref  # i32[1, keys]: where in its block the key of each column stands; 2^30 for one that isn't there
+    items: Ref  # i32[ITEMS * FIELDS], SMEM: the items under way, of each its numbers
     out_tokens: Ref  # i32[2], SMEM: tokens under way from each buffer of `out_buffers`
     kv_semaphores: Ref
     q_semaphores: Ref
@@ -169,6 +177,31 @@ class Item(NamedTuple):
     def is_last(self) -> jax.Array:
         """Whether it is the last of its job."""
         return self.kv_block + 1 == self.job.end_block
+
+
+FIELDS = len(Job._fields) + len(Item._fields) - 1
+"""The numbers of an item, its job's among them."""
+
+
+def keep_item(item: Item, refs: Refs) -> None:
+    """Writes an item down, over the one that came `ITEMS` before.
+
+    In scalar memory, as a loop that carries all items moves all their numbers in each turn, one a cycle.
+    """
+    for field, number in enumerate(jax.tree.leaves(item)):
+        refs.items[_kept_at(item.number) + field] = number
+
+
+def kept_item(number: jax.Array, refs: Refs) -> Item:
+    """The item of a number that was written down."""
+    at, *rest = (refs.items[_kept_at(number) + field] for field in range(FIELDS))
+    jobs = len(Job._fields)
+    return Item(at, Job(*rest[:jobs]), *rest[jobs:])
+
+
+def _kept_at(number: jax.Array) -> jax.Array:
+    at: jax.Array = (number & (ITEMS - 1)) * FIELDS
+    return at
 
 
 def first_item(refs: Refs, blocks: Blocks, options: AnyOptions) -> Item:
