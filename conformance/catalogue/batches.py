@@ -65,7 +65,7 @@ def pages_told_of_others(fast: ModuleType) -> SimpleNamespace:
     return with_manager(fast, allocate_slots_batch=allocate_slots_batch)
 
 
-@seeded(OWN, "MAN-1", "soak", also=("R1", "R2", "POOL-1", "POOL-7", "MAN-2", "MAN-3", "MAN-7", "MAN-11", "MAN-14"))
+@seeded(OWN, "MAN-1", "chunk", also=("R1", "R2", "POOL-1", "POOL-7", "MAN-2", "MAN-3", "MAN-7", "MAN-11", "MAN-14"))
 def tail_of_a_window(fast: ModuleType) -> SimpleNamespace:
     """What a batched step publishes is entered later, and read off the request's list then: null pages stand there now.
 

@@ -22,8 +22,8 @@ def deferred_free_reversed(fast: ModuleType) -> SimpleNamespace:
     of it is a list that was reversed when it was made and is reversed again.
     """
 
-    def give_back(self: Any, pages: Any, *mentions: Any) -> None:
-        fast.PagePool.give_back(self, pages[::-1] if not mentions else pages, *mentions)
+    def give_back(self: Any, pages: Any) -> None:
+        fast.PagePool.give_back(self, pages[::-1])
 
     return with_pool(fast, give_back=give_back)
 

@@ -408,11 +408,11 @@ class PagePool(PoolCalls):
         """`free_pages` for distinct pages in use, each mentioned ``mentions`` times, in the order given. O(pages)."""
         if self.policy is not None:
             self.policy.released(pages)
-        self.give_back(pages, mentions)
-
-    def give_back(self, pages: NDArray[np.int64], mentions: NDArray[np.int64] | int = 1) -> None:
-        """`release` for pages of which the eviction policy knows already that they are let go (EVICT-1). O(pages)."""
         self._put_back(self.counts.remove(pages, mentions))
+
+    def give_back(self, pages: NDArray[np.int64]) -> None:
+        """`release` for pages of which the eviction policy knows already that they are let go (EVICT-1). O(pages)."""
+        self._put_back(self.counts.remove(pages, 1))
 
     def _put_back(self, pages: NDArray[np.int64]) -> None:
         self.log.ages.freed(pages, self.log.clock)

@@ -99,8 +99,8 @@ class ReversedPool(spec.PagePool):
 class HeadFirstPool(spec.PagePool):
     """Takes pages back in the wrong order, which shows only when they are handed out again."""
 
-    def free_pages(self, ordered_pages: Iterable[spec.CachePage]) -> None:
-        super().free_pages(reversed(list(ordered_pages)))
+    def give_back(self, pages: Iterable[int]) -> None:
+        super().give_back(reversed(list(pages)))
 
 
 def with_pool(pool_class: type[spec.PagePool]) -> type[spec.CacheManager]:
