@@ -250,20 +250,28 @@ class SwapSteps(GroupSteps):
     def there_and_back(self, data: Drawing) -> None:
         """A request goes out, others take or evict what it had, and it comes back to hit the rest."""
         name = data.one_of(self.names_of(live=True))
-        case = self.cases[name]
-        self.go_out(name, min(case.given, case.request.num_tokens))
-        if name not in self.away:
-            raise Nothing
-        self.end_copies(max(self.flights))
+        self.reach_the_host(name)
         if data.one_of([True, False]):
             if self.can_evict():
                 self.forget_some(data)
         elif len(self.names_of(live=True)) + len(self.away) < 4:
             self.admitted(data)
         self.come_in(name)
+        self.end_the_way_back(name)
+        self.probe()
+
+    def reach_the_host(self, name: str) -> None:
+        """A live request goes to host memory with all that was computed of it, and is there; if it has room for it."""
+        case = self.cases[name]
+        self.go_out(name, min(case.given, case.request.num_tokens))
+        if name not in self.away:
+            raise Nothing
+        self.end_copies(max(self.flights))
+
+    def end_the_way_back(self, name: str) -> None:
+        """A request that was just planned to come back is live again; nothing happens where there was no room."""
         if name in self.away and self.away[name].swap_id is not None:
             self.end_copies(max(self.flights))
-        self.probe()
 
     def has_a_writer(self) -> bool:
         """Whether a live request can leave before its tokens were written, and another one can come."""
@@ -283,14 +291,10 @@ class SwapSteps(GroupSteps):
         self.admit_with(name, self.cases[name].request.num_tokens - hits, hits)
         if not self.cases[name].live:
             return  # there was no room for it
-        self.go_out(name, self.cases[name].given)
-        if name not in self.away:
-            return  # host memory has none
-        self.end_copies(max(self.flights))
+        self.reach_the_host(name)
         self.come_in(name)
         self.free_request(writer, data.draw(st.integers(0, hits)))
-        if self.away[name].swap_id is not None:
-            self.end_copies(max(self.flights))
+        self.end_the_way_back(name)
         if self.cases[name].void:
             self.free_request(name, None)
         self.probe()

@@ -1,7 +1,7 @@
 """RET-1 to RET-4: which pages of windows, chunks and states are kept when requests let go of them, and for how long.
 
-That snapshots and shards keep junctions is held beside them, in `test_snapshot` and `test_shards`; that a sparser or
-denser keeping is nobody's fault at level safe, in `tests/conformance/test_safe.py`.
+That snapshots and shards keep junctions is tested in `test_snapshot` and `test_shards`; that level safe accepts
+managers that keep more or fewer pages, in `tests/conformance/test_safe.py`.
 """
 
 from itertools import pairwise
