@@ -2,7 +2,8 @@
 
 Copies are made as soon as they are started (``"eager"``), where a missing wait shows as a race, or as late as they
 may be (``"on_wait"``), where it shows as NaN. Memory that nobody wrote holds NaN. For `kvproof check`, which finds this
-module as ``tpu_kernels``: a call takes a thousand times as long as on a device, and compiling it some seconds.
+module as ``tpu_kernels``: a call takes a thousand times as long as on a device, and compiling it some seconds. What is
+compiled serves both modes.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +26,11 @@ from . import attention as attention_kernels
 from . import update as update_kernels
 from .support import unsupported
 
-__all__ = ["MODES", "Run", "attend", "interpret_params", "reports", "update"]
+__all__ = ["MODES", "Mode", "Run", "attend", "interpret_params", "reports", "update"]
 
-MODES = ("eager", "on_wait")
+Mode = Literal["eager", "on_wait"]
+
+MODES: tuple[Mode, ...] = get_args(Mode)
 """When copies are made: as soon as they are started, or when somebody waits for them."""
 
 _LOG = "jax._src.pallas.mosaic.interpret"
@@ -51,7 +54,7 @@ def attend(
     soft_cap: float | None = None,
     decode_block: int | None = None,
     prefill_block: tuple[int, int] | None = None,
-    mode: str = "eager",
+    mode: Mode = "eager",
 ) -> Run:
     """Attention of a ragged batch by the TPU's kernels (ATT-1 to ATT-4, ATT-6).
 
@@ -77,8 +80,8 @@ def attend(
     masks: dict[str, Any] = {"causal": causal, "window": window, "chunk": chunk, "soft_cap": soft_cap}
     blocks: dict[str, Any] = {"decode_block": decode_block, "prefill_block": prefill_block}
     options = options_of_call(unsupported, queries, kv_pages, page_table, num_kv_heads, **masks, **blocks)
-    kernel = partial(_attend, options=options, mode=mode)
-    return _run(kernel, queries, kv_pages, kv_lens, page_table, cu_q_lens, num_seqs)
+    kernel = partial(_attend, options=options)
+    return _run(kernel, mode, queries, kv_pages, kv_lens, page_table, cu_q_lens, num_seqs)
 
 
 def update(
@@ -87,7 +90,7 @@ def update(
     values: Any,  # [T, H, Dv]
     slot_mapping: Any,  # i32[T]
     *,
-    mode: str = "eager",
+    mode: Mode = "eager",
 ) -> Run:
     """Writes keys and values into their slots by the TPU's kernel (CACHE-3).
 
@@ -100,10 +103,10 @@ def update(
     """
     layout = layout_of(kv_pages, keys.shape[2], values.shape[2], keys.shape[1])
     rows = pack_rows(jnp.asarray(keys), jnp.asarray(values), layout, kv_pages.dtype)
-    return _run(partial(_update, mode=mode), kv_pages, rows, slot_mapping)
+    return _run(_update, mode, kv_pages, rows, slot_mapping)
 
 
-@partial(jax.jit, static_argnames=("options", "mode"), compiler_options=TO_COMPILE)
+@partial(jax.jit, static_argnames="options", compiler_options=TO_COMPILE)
 def _attend(
     queries: jax.Array,  # [T, Hq, D]
     kv_pages: jax.Array,  # [P, page, ...]
@@ -113,43 +116,76 @@ def _attend(
     num_seqs: jax.Array,  # i32[1]
     *,
     options: AttentionOptions,
-    mode: str,
 ) -> jax.Array:
     batch = (kv_lens, page_table, cu_q_lens, num_seqs)
-    return attention_kernels.attend(queries, kv_pages, *batch, None, options=options, interpret=interpret_params(mode))
+    return attention_kernels.attend(queries, kv_pages, *batch, None, options=options, interpret=interpret_params())
 
 
-@partial(jax.jit, static_argnames="mode", compiler_options=TO_COMPILE)
-def _update(kv_pages: jax.Array, rows: jax.Array, slots: jax.Array, *, mode: str) -> jax.Array:
-    return update_kernels.update(kv_pages, rows, slots, interpret=interpret_params(mode))
+@partial(jax.jit, compiler_options=TO_COMPILE)
+def _update(kv_pages: jax.Array, rows: jax.Array, slots: jax.Array) -> jax.Array:
+    return update_kernels.update(kv_pages, rows, slots, interpret=interpret_params())
 
 
-def interpret_params(mode: Any, **more: Any) -> pltpu.InterpretParams:
+class _OfEitherMode(pltpu.InterpretParams):
+    """Parameters whose mode is that of `reports` while a kernel runs: one compiled program serves both modes.
+
+    JAX reads the mode when a kernel begins to run; all else of the parameters goes into the program.
+    """
+
+    @property
+    def dma_execution_mode(self) -> Mode:
+        """One of `MODES`."""
+        return _mode
+
+    @dma_execution_mode.setter
+    def dma_execution_mode(self, mode: Mode) -> None:
+        """The constructor's argument is not kept."""
+
+    # The fields change with the mode, so that they tell nothing of which program it is.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+_mode = MODES[0]
+"""The mode of the kernels that run now: a global, as the interpreter calls back from threads of its own."""
+
+
+def interpret_params(**more: Any) -> pltpu.InterpretParams:
     """What `pallas_call` takes as ``interpret``: races are looked for and reported, memory begins as NaN.
 
+    When copies are made says `reports`, within which the kernel runs.
+
     Args:
-        mode: one of `MODES`.
         more: further fields of the parameters.
     """
     if any(field.name == "on_race" for field in dataclasses.fields(pltpu.InterpretParams)):
         more["on_race"] = "warn"  # JAX 0.12 would raise at the first; before there was no choice
-    return pltpu.InterpretParams(detect_races=True, dma_execution_mode=mode, uninitialized_memory="nan", **more)
+    return _OfEitherMode(detect_races=True, uninitialized_memory="nan", **more)
 
 
-def _run(function: Callable[..., jax.Array], *arrays: Any) -> Run:
-    with reports() as said:
+def _run(function: Callable[..., jax.Array], mode: Mode, *arrays: Any) -> Run:
+    with reports(mode) as said:
         output = np.asarray(_ready(function(*arrays)))
     return Run(output, said.getvalue().strip())
 
 
 @contextmanager
-def reports() -> Iterator[io.StringIO]:
+def reports(mode: Mode) -> Iterator[io.StringIO]:
     """Catches what the interpreter reports of the kernels that run meanwhile, and clears its memory afterwards.
 
     That is all it says of races, and of semaphores that are not at zero at a kernel's end: JAX 0.10 and 0.11 print it,
     0.12 logs races.
+
+    Args:
+        mode: when they make their copies, one of `MODES`; kernels must end before this does.
+
+    Raises:
+        ValueError: there is no such mode.
     """
-    said = io.StringIO()
+    global _mode
+    if mode not in MODES:
+        raise ValueError(f"mode={mode!r} must be one of {MODES} [R1]")
+    said, _mode = io.StringIO(), mode
     log, handler = logging.getLogger(_LOG), logging.StreamHandler(said)
     log.addHandler(handler)
     try:

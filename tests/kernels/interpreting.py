@@ -7,20 +7,15 @@ their largest value), and an access outside of an array raises.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
-from kvproof.kernels.tpu.interpreted import interpret_params, reports
+from kvproof.kernels.tpu.interpreted import MODES, Mode, interpret_params, reports
 
-__all__ = ["MODES", "Interpreted", "Outcome", "interpreted"]
-
-Mode = Literal["eager", "on_wait"]
-
-MODES: tuple[Mode, ...] = ("eager", "on_wait")
-"""When copies are made: as soon as they are started, or when somebody waits for them."""
+__all__ = ["MODES", "Interpreted", "Mode", "Outcome", "interpreted"]
 
 _ready: Callable[[Any], Any] = jax.block_until_ready
 
@@ -50,7 +45,7 @@ class Outcome(NamedTuple):
 
 
 class Interpreted:
-    """A function of arrays whose kernels run in TPU interpret mode; compiled once for each mode and shape.
+    """A function of arrays whose kernels run in TPU interpret mode; compiled once for each shape, for both modes.
 
     Args:
         make: takes what `pallas_call` takes as ``interpret`` and returns the function of arrays to run.
@@ -58,7 +53,9 @@ class Interpreted:
     """
 
     def __init__(self, make: Make, modes: Sequence[Mode] = MODES) -> None:
-        self._functions = {mode: jax.jit(make(_params(mode)), compiler_options=_FAST_TO_COMPILE) for mode in modes}
+        params = interpret_params(out_of_bounds_reads="raise")
+        self._function = jax.jit(make(params), compiler_options=_FAST_TO_COMPILE)
+        self._modes = modes
 
     def __call__(self, *args: Any) -> dict[str, Outcome]:
         """Runs the function in both modes.
@@ -72,7 +69,7 @@ class Interpreted:
         Raises:
             jax.errors.JaxRuntimeError: a kernel read or wrote outside of an array.
         """
-        return {mode: _run(function, args) for mode, function in self._functions.items()}
+        return {mode: _run(self._function, mode, args) for mode in self._modes}
 
 
 def interpreted(make: Make, *args: Any) -> dict[str, Outcome]:
@@ -80,8 +77,8 @@ def interpreted(make: Make, *args: Any) -> dict[str, Outcome]:
     return Interpreted(make)(*args)
 
 
-def _run(function: Callable[..., Any], args: tuple[Any, ...]) -> Outcome:
-    with reports() as said:
+def _run(function: Callable[..., Any], mode: Mode, args: tuple[Any, ...]) -> Outcome:
+    with reports(mode) as said:
         output = jax.tree.map(np.asarray, _ready(function(*args)))
     races: list[str] = []
     left_over: list[str] = []
@@ -93,7 +90,3 @@ def _run(function: Callable[..., Any], args: tuple[Any, ...]) -> Outcome:
         elif races:
             races[-1] += "\n" + line
     return Outcome(output, tuple(races), tuple(left_over))
-
-
-def _params(mode: Mode) -> pltpu.InterpretParams:
-    return interpret_params(mode, out_of_bounds_reads="raise")

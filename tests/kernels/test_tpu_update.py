@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproof.kernels.tpu import copy, in_flight, update
+from kvproof.kernels.tpu.interpreted import reports
 
 from .interpreting import MODES, Interpreted, Outcome
 from .update_cases import Array, Updates, as_bits, numbers
@@ -151,6 +152,13 @@ def test_a_missing_wait_is_found(plant: Callable[[Any, str, Any], None]) -> None
     assert eager.races
     assert eager.left_over
     assert not on_wait.output
+
+
+def test_there_is_no_third_mode() -> None:
+    """R1: the interpreter would take any word."""
+    mode: Any = "lazy"
+    with pytest.raises(ValueError, match=r"mode='lazy' must be one of .* \[R1\]"), reports(mode):
+        pass
 
 
 def test_a_slot_past_the_last_is_found(plant: Callable[[Any, str, Any], None]) -> None:
