@@ -351,6 +351,7 @@ def _attend_on(
         reason = hopper.unavailable() or unsupported_on_gpu(options, queries, numbers, page_table)
         of_prompts = reason or ("one token: no sequence has several" if num_tokens == 1 else None)
         taken("paged_prefill", of_prompts, warn=False)
+        taken("paged_combine", reason, warn=False)
         if taken("paged_decode", reason, warn=hopper.in_sight()):
             return gpu.attend(queries, numbers, *batch, options=options)
     return xla.attend(queries, kv_pages, *batch, options=options)

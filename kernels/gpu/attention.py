@@ -45,7 +45,8 @@ def attend(
         `[T, Hq, Dv]`, of the queries' dtype; zeros in rows that belong to no sequence.
     """
     # Imported here: Mosaic GPU needs a package that machines without a GPU may lack.
-    from .decode import combine, decode_parts
+    from .combine import combine
+    from .decode import decode_parts
     from .prefill import prefill
 
     layout = options.layout
@@ -72,7 +73,8 @@ def attend(
     decoding = decode_items(batch, starts, table, num_heads=heads, extras=extras, tiles=single.tiles, options=options)
     alone = batch.q_lens == 1
     parts = decode_parts(rows, pages, table, decoding.items, geometry=single, options=options, interpret=interpret)
-    decoded = combine(parts, alone, decoding.owner, sinks, geometry=single, options=options).astype(queries.dtype)
+    sums = (decoding.begins, decoding.counts, sinks)
+    decoded = combine(parts, *sums, geometry=single, options=options, interpret=interpret)
     out = jnp.where((owned & alone[owner])[:, None, None], decoded[owner], jnp.zeros((), queries.dtype))
     if num_tokens < 2:
         return out

@@ -1,6 +1,6 @@
 """Decode on a GPU: sequences with one query each, their keys split over blocks of threads, parts put together."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,28 +9,14 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from ..dispatch import kernel_output
 from ..options import AttentionOptions
-from ..score_units import exponent_unit, sinks_as_scores
+from .combine import Parts
 from .geometry import CONSUMERS, ROWS, Geometry, itemsize_of
 from .item import Inputs, Item, Scratch
-from .launch import Interpret, launch
+from .launch import Interpret, launch, scratch_of
 from .products import Warpgroup, commit
-from .walk import LOWEST, THREAD, Sums, attend_item
+from .walk import THREAD, Sums, attend_item
 
-__all__ = ["Parts", "combine", "decode_parts"]
-
-
-class Parts(NamedTuple):
-    """Unfinished attention: a part for each consumer of each item.
-
-    Attributes:
-        mixed: `f32[N * H * consumers, rows, Dv]`: values, weighted; anything for items that aren't there.
-        tops: `f32[N * H * consumers, 64]`: the largest score; the lowest number where nothing was read.
-        totals: the same: the sum of the weights.
-    """
-
-    mixed: jax.Array
-    tops: jax.Array
-    totals: jax.Array
+__all__ = ["decode_parts"]
 
 
 def decode_parts(
@@ -57,11 +43,11 @@ def decode_parts(
         interpret: None, or the parameters of the interpreter.
     """
     heads = geometry.layout.num_kv_heads
-    num_parts = items.shape[1] * heads * CONSUMERS
+    num_rows, count = items.shape[1] * CONSUMERS * geometry.part_rows + ROWS, geometry.copied_rows
     out_type = (
-        kernel_output((num_parts, geometry.copied_rows, geometry.layout.v_head_dim), jnp.float32),
-        kernel_output((num_parts, ROWS), jnp.float32),
-        kernel_output((num_parts, ROWS), jnp.float32),
+        kernel_output((num_rows, geometry.layout.v_head_dim), jnp.float32),
+        kernel_output((num_rows,), jnp.float32),
+        kernel_output((num_rows,), jnp.float32),
     )
     group = Warpgroup(interpret is not None, itemsize_of(geometry.kv_dtype), geometry.raw_swizzle > 0)
 
@@ -73,19 +59,19 @@ def decode_parts(
         item = Item(geometry, options, Inputs(*given), own, group, index, head)
 
         def finish(consumer: jax.Array, sums: Sums) -> None:
-            part = (index * heads + head) * CONSUMERS + consumer
+            rows = pl.ds((index * CONSUMERS + consumer) * geometry.part_rows + head * count, count)
             own.tops[consumer] = sums.top
             own.totals[consumer] = sums.total
             commit()
-            plgpu.copy_smem_to_gmem(own.tops.at[consumer], tops.at[part])
-            plgpu.copy_smem_to_gmem(own.totals.at[consumer], totals.at[part])
-            _write(sums.mixed, own.output.at[consumer], mixed.at[part], geometry)
+            for numbers, out in ((own.tops, tops), (own.totals, totals)):
+                plgpu.copy_smem_to_gmem(numbers.at[consumer, pl.ds(0, count)], out.at[rows])
+            _write(sums.mixed, own.output.at[consumer], mixed.at[rows], geometry)
 
         attend_item(item, jax.lax.axis_index(THREAD), finish)
 
     grid = {"item": items.shape[1], "head": heads}
-    parts = launch(body, geometry, out_type, grid, items, table, rows, pages, name="paged_decode", interpret=interpret)
-    return Parts(*parts)
+    scratch, inputs = scratch_of(geometry, interpret is not None), (items, table, rows, pages)
+    return Parts(*launch(body, scratch, out_type, grid, *inputs, name="paged_decode", interpret=interpret))
 
 
 def _write(mixed: jax.Array, through: Any, out: Any, geometry: Geometry) -> None:
@@ -98,59 +84,3 @@ def _write(mixed: jax.Array, through: Any, out: Any, geometry: Geometry) -> None
         commit()
         plgpu.copy_smem_to_gmem(through.at[pl.ds(0, rows)], out.at[:, pl.ds(begin, columns)])
     plgpu.wait_smem_to_gmem(0)
-
-
-def combine(
-    parts: Parts,
-    decoded: jax.Array,  # bool[S]
-    owner: jax.Array,  # i32[extras]
-    sinks: jax.Array | None,  # f32[Hq]
-    *,
-    geometry: Geometry,
-    options: AttentionOptions,
-) -> jax.Array:
-    """The parts of each sequence put together: `f32[S, Hq, Dv]`, zeros for those left out.
-
-    O(size of the parts + extras^2 * Hq * Dv): those beyond each sequence's first are added up for each of them, so that
-    sums depend on no order in which threads get there, and NaN stays in its own sequence.
-
-    Args:
-        parts: what `decode_parts` gave for the items of a `Decoding`.
-        decoded: `bool[S]`: which sequences it took.
-        owner: `i32[extras]`, that of the `Decoding`.
-        sinks: `f32[Hq]` or None.
-        geometry: the shapes.
-        options: the options.
-    """
-    count, heads, group = decoded.shape[0], geometry.layout.num_kv_heads, geometry.group
-    extras, unit = owner.shape[0], exponent_unit(options)
-    row = jnp.minimum(owner, count - 1)
-    exists = jnp.concatenate([owner < count, decoded])
-
-    def by_item(numbers: jax.Array, none: float) -> jax.Array:
-        numbers = numbers.reshape(extras + count, heads, CONSUMERS, *numbers.shape[1:])[:, :, :, :group]
-        return jnp.where(exists.reshape(-1, *[1] * (numbers.ndim - 1)), numbers, jnp.float32(none))
-
-    mixed, tops, totals = by_item(parts.mixed, 0.0), by_item(parts.tops, LOWEST), by_item(parts.totals, 0.0)
-    largest = jnp.max(tops, axis=2)
-    top = largest[extras:].at[owner].max(largest[:extras], mode="drop")
-    if sinks is not None:
-        scores = sinks_as_scores(sinks, options).reshape(1, heads, group)
-        top = jnp.maximum(top, jnp.maximum(scores, LOWEST))
-    weights = jnp.exp2((tops - jnp.concatenate([top[row], top])[:, :, None]) * unit)
-    out, total = jnp.sum(mixed * weights[..., None], axis=2), jnp.sum(totals * weights, axis=2)
-    same = owner[:, None] == owner[None, :]
-
-    def added(numbers: jax.Array) -> jax.Array:
-        if not extras:
-            return numbers
-        shared = same.reshape(extras, extras, *[1] * (numbers.ndim - 1))
-        more = jnp.sum(jnp.where(shared, numbers[None, :extras], jnp.float32(0)), axis=1)
-        whole = numbers[extras:]
-        return whole.at[owner].set(whole[row] + more, mode="drop")
-
-    out, total = added(out), added(total)
-    if sinks is not None:
-        total += jnp.exp2((scores - top) * unit)
-    out = out * (options.value_scale / jnp.where(total == 0, 1.0, total))[..., None]
-    return out.reshape(count, heads * group, -1)

@@ -103,6 +103,11 @@ class Geometry:
         return round_up(self.group, 8) if self.splits_keys else ROWS
 
     @property
+    def part_rows(self) -> int:
+        """Rows of an unfinished sum of a whole item: those of all KV heads, one after the other."""
+        return self.layout.num_kv_heads * self.copied_rows
+
+    @property
     def copied_dims(self) -> tuple[int, int]:
         """Numbers of a slot's key, and of its value, that copies bring.
 

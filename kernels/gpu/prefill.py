@@ -9,12 +9,13 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from ..dispatch import kernel_output
 from ..options import AttentionOptions
-from ..score_units import exponent_unit, sinks_as_scores
+from ..score_units import exponent_unit
 from .geometry import CONSUMERS, ROWS, Geometry, itemsize_of
 from .item import Inputs, Item, Scratch
-from .launch import Interpret, launch
+from .launch import Interpret, launch, scratch_of
 from .products import Warpgroup, by_row, commit
 from .schedule import Blocks
+from .sinks import sink_rows
 from .walk import LOWEST, THREAD, Sums, attend_item
 
 __all__ = ["prefill"]
@@ -55,7 +56,7 @@ def prefill(
     warpgroup = Warpgroup(interpret is not None, itemsize_of(geometry.kv_dtype), geometry.raw_swizzle > 0)
     inputs = [blocks.items, table, rows, pages, blocks.first, blocks.end]
     if sinks is not None:
-        inputs.append(_sink_rows(sinks, geometry, options))
+        inputs.append(sink_rows(sinks, geometry, options))
 
     def body(*refs: Any, **scratch: Any) -> None:
         *given, out = refs
@@ -83,7 +84,7 @@ def prefill(
 
     done: jax.Array = launch(
         body,
-        geometry,
+        scratch_of(geometry, interpret is not None),
         kernel_output((count * heads, CONSUMERS * ROWS, v_dim), geometry.dtype),
         {"block": count, "head": heads},
         *inputs,
@@ -93,10 +94,3 @@ def prefill(
     used = geometry.block_queries * group
     done = done[:, :used].reshape(count, heads, geometry.block_queries, group, v_dim)
     return done[blocks.block, :, blocks.offset].reshape(-1, heads * group, v_dim)
-
-
-def _sink_rows(sinks: jax.Array, geometry: Geometry, options: AttentionOptions) -> jax.Array:
-    """The sinks as scores for every row of a block: `f32[H, rows]`; rows behind the last query have anything finite."""
-    scores = sinks_as_scores(sinks, options).reshape(geometry.layout.num_kv_heads, geometry.group)
-    repeats = -(-geometry.block_rows // geometry.group)
-    return jnp.tile(scores, (1, repeats))[:, : geometry.block_rows]

@@ -129,6 +129,13 @@ class Warpgroup:
             return array
         return plgpu.load(ref, *_INDEX, layout=_layout(1), optimized=False)
 
+    def unfinished(self, ref: Any) -> jax.Array:
+        """Reads a tile of sums, `f32[m, n]`, from memory of the device."""
+        if self._emulated:
+            array: jax.Array = ref[...]
+            return array
+        return plgpu.load(ref, *_INDEX, layout=_layout(2), optimized=False)
+
     def tile(self, ref: Any) -> jax.Array:
         """Reads a stored tile `[m, n]` from shared memory."""
         if self._emulated:

@@ -82,11 +82,13 @@ class Decoding(NamedTuple):
     Attributes:
         items: `i32[len(Field), extras + S]`: first the parts beyond each sequence's first, in the order of sequences;
             then the first of each sequence.
-        owner: `i32[extras]`: whose part each of the former is; S: there is no such part.
+        begins: `i32[S]`: where a sequence's parts beyond its first begin.
+        counts: `i32[S]`: a sequence's parts, its first among them; 0 for those that are not decoded here.
     """
 
     items: jax.Array
-    owner: jax.Array
+    begins: jax.Array
+    counts: jax.Array
 
 
 class Blocks(NamedTuple):
@@ -195,7 +197,7 @@ def decode_items(
     stop = jnp.minimum(begin + size[of], end[of])
     sequence = jnp.where(exists, of, -1)
     items = _items(sequence, starts[of], begin, stop, low[of], high[of], low[of], high[of], table, tiles)
-    return Decoding(items, owner)
+    return Decoding(items, ends - more, jnp.where(alone, more + 1, 0))
 
 
 def most_blocks(num_tokens: int, num_rows: int, block_queries: int) -> int:

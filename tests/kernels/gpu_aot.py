@@ -40,6 +40,7 @@ __all__ = [
     "on_gpu",
     "require",
     "shape",
+    "text_of",
     "unfenced",
 ]
 
@@ -179,10 +180,10 @@ def compile_for_gpu(function: Callable[..., Any], *shapes: Shapes, donate: Seque
 
 def kernels_in(compiled: Compiled) -> int:
     """How many Pallas kernels a compiled program calls."""
-    return len(_HASH.findall(_text(compiled)))
+    return len(_HASH.findall(text_of(compiled)))
 
 
-def _text(compiled: Compiled) -> str:
+def text_of(compiled: Compiled) -> str:
     text = compiled.as_text()
     assert text is not None, "the compiler gives no text of the module"
     return text

@@ -1,4 +1,4 @@
-"""What a layer costs beside its kernels: operations of the device, counted in programs compiled for a TPU."""
+"""What a layer costs beside its kernels: operations of the device, counted in programs compiled for TPUs and GPUs."""
 
 import re
 from collections import Counter
@@ -9,9 +9,8 @@ import jax.numpy as jnp
 
 from kvproof.kernels import fused_ragged_paged_attention
 
-from . import aot
-
-aot.require()
+from . import aot, gpu_aot
+from .aot import shape
 
 NUM_SEQS, NUM_PAGES, PAGE, PAGES_PER_SEQ = 64, 4000, 16, 256
 HEADS, KV_HEADS, DIM = 32, 8, 128
@@ -22,11 +21,17 @@ _FREE = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "copy
 
 _OPERATION = re.compile(r"^\s+(?:ROOT )?%(?P<name>\S+) = .*? (?P<kind>[a-z][a-z\-]*)\((?P<rest>.*)$")
 
+
 MOST_OPERATIONS = 6
 
 
-def second_layer(num_tokens: int) -> Counter[str]:
-    """The operations of a step of two layers that depend on the second layer's arrays or on the first one's result."""
+def second_layer(compile_step: Callable[..., str], result: str | None) -> Counter[str]:
+    """The operations of a step of two layers that depend on the second layer's arrays or on the first one's result.
+
+    Args:
+        compile_step: of a function, the shapes of its arguments and ``donate``, the text of the compiled program.
+        result: the first operation of this kind gives the first layer's result; None: what depends on it isn't counted.
+    """
     run: Callable[..., Any] = fused_ragged_paged_attention
 
     def step(caches: Any, keys: Any, values: Any, queries: Any, *batch: Any) -> Any:
@@ -36,24 +41,22 @@ def second_layer(num_tokens: int) -> Counter[str]:
             written.append(pages)
         return queries, written
 
-    new = [aot.shape((num_tokens, KV_HEADS, DIM), HALF)] * 2
-    compiled = aot.compile_for(
-        "v6e",
+    new = [shape((NUM_SEQS, KV_HEADS, DIM), HALF)] * 2
+    text = compile_step(
         step,
-        [aot.shape((NUM_PAGES, PAGE, KV_HEADS, 2, DIM), HALF)] * 2,
+        [shape((NUM_PAGES, PAGE, KV_HEADS, 2, DIM), HALF)] * 2,
         new,
         new,
-        aot.shape((num_tokens, HEADS, DIM), HALF),
-        *(aot.shape(shape, I32) for shape in ((NUM_SEQS,), (NUM_SEQS, PAGES_PER_SEQ), (NUM_SEQS + 1,), (1,))),
+        shape((NUM_SEQS, HEADS, DIM), HALF),
+        *(shape(of_step, I32) for of_step in ((NUM_SEQS,), (NUM_SEQS, PAGES_PER_SEQ), (NUM_SEQS + 1,), (1,))),
         donate=(0,),
     )
-    text = compiled.as_text()
-    assert text is not None
     entry = text[text.index("\nENTRY") :].split("\n}", 1)[0]
     found = [match for match in map(_OPERATION.match, entry.splitlines()) if match]
     own = {match["name"] for match in found if match["kind"] == "parameter" and match["rest"][:2] in ("1)", "3)", "5)")}
     assert len(own) == 3, "the second cache, its keys and values"
-    own.add(next(match["name"] for match in found if match["kind"] == "conditional"))
+    if result is not None:
+        own.add(next(match["name"] for match in found if match["kind"] == result))
     kinds: Counter[str] = Counter()
     for match in found:  # in an order in which what is read stands before
         if match["name"] not in own and own.intersection(re.findall(r"%([\w.\-]+)", match["rest"])):
@@ -62,10 +65,27 @@ def second_layer(num_tokens: int) -> Counter[str]:
     return kinds
 
 
-def test_a_further_layer_costs_few_operations_beside_its_kernels() -> None:
+def test_a_further_layer_costs_few_operations_beside_its_kernels_on_a_tpu() -> None:
     """What depends on the step alone, slots, runs, schedules, is computed once; without prefill its kernel rests."""
-    kinds = second_layer(NUM_SEQS)
+    aot.require()
+
+    def compile_step(*step: Any, **options: Any) -> str:
+        return str(aot.compile_for("v6e", *step, **options).as_text())
+
+    kinds = second_layer(compile_step, result="conditional")
     assert kinds.pop("custom-call") == 2, "the update's kernel and the one for decoding"
     assert kinds["conditional"] == 1, "the general kernel, in steps that need it"
     del kinds["copy-start"]  # copies in the background, from one memory to another
     assert kinds.total() <= MOST_OPERATIONS, kinds
+
+
+def test_a_further_layer_costs_few_operations_beside_its_kernels_on_a_gpu() -> None:
+    """The same: each is a launch, of two microseconds on an H100. One more rearranges the queries."""
+    gpu_aot.require()
+
+    def compile_step(*step: Any, **options: Any) -> str:
+        return gpu_aot.text_of(gpu_aot.compile_for_gpu(*step, **options).compiled)
+
+    kinds = second_layer(compile_step, result=None)
+    assert kinds.pop("custom-call") == 4, "the update's kernel, and those that decode, combine and prefill"
+    assert kinds.total() <= MOST_OPERATIONS - 1, kinds

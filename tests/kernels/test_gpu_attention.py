@@ -11,8 +11,9 @@ import pytest
 
 pytest.importorskip("absl", reason="absl-py, which Mosaic GPU needs, is not installed")
 
-from kvproof.kernels.gpu import attention, decode, interpreted, walk
+from kvproof.kernels.gpu import attention, combine, interpreted, walk
 from kvproof.kernels.gpu.geometry import CONSUMERS, ROWS, Geometry
+from kvproof.kernels.gpu.walk import LOWEST
 from kvproof.kernels.layout import CacheLayout
 from kvproof.kernels.options import AttentionOptions
 from kvproof.kernels.xla import attention as xla
@@ -42,32 +43,44 @@ def test_pages_that_do_not_exist_are_not_read() -> None:
     np.testing.assert_allclose(done.output.astype(np.float32), expected, atol=2**-7)
 
 
-def test_parts_are_put_together_by_their_own_sequences() -> None:
-    """ATT-3, ATT-6: sinks join, NaN stays in its sequence; memory of parts that aren't there counts as zeros."""
-    layout, count, owner = CacheLayout("v3", 2, 64, 64, 2), 4, np.array([0, 0, 2, 3, 4], np.int32)
-    decoded = np.array([True, False, True, True])
-    geometry = Geometry(layout, 3, jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.bfloat16), 16, splits_keys=True)
+@pytest.mark.parametrize("sunk", [True, False])
+@pytest.mark.parametrize(("heads", "group", "dim"), [(2, 3, 64), (12, 1, 80)])
+def test_parts_are_put_together_by_their_own_sequences(heads: int, group: int, dim: int, sunk: bool) -> None:
+    """ATT-3, ATT-6: sinks join, NaN stays in its sequence; parts that aren't there are not read."""
+    layout, counts = CacheLayout("v3", heads, dim, dim, 2), np.array([3, 0, 6, 1], np.int32)
+    more = np.maximum(counts - 1, 0)
+    extras, begins = int(more.sum()) + 1, (np.cumsum(more) - more).astype(np.int32)
+    geometry = Geometry(layout, group, jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.bfloat16), 16, splits_keys=True)
     options = AttentionOptions(layout, jnp.dtype(jnp.bfloat16), score_scale=0.5, value_scale=2.0)
-    rng, items = np.random.default_rng(0), len(owner) + count
-    shape = (items, layout.num_kv_heads, CONSUMERS)
-    of = np.concatenate([owner, np.where(decoded, np.arange(count), count)])
-    mixed = rng.normal(size=(*shape, geometry.copied_rows, 64)).astype(np.float32)
-    tops = rng.normal(scale=9, size=(*shape, ROWS)).astype(np.float32)
-    totals = rng.uniform(1, 9, size=(*shape, ROWS)).astype(np.float32)
-    mixed[of == count] = tops[of == count] = totals[of == count] = np.nan  # memory that was never written
-    mixed[3] = np.nan  # what sequence 3 reads
-    sinks = rng.normal(size=6).astype(np.float32)
+    rng = np.random.default_rng(0)
+    shape = (extras + len(counts), CONSUMERS, heads, geometry.copied_rows)
+    own = [[extras + s, *range(begins[s], begins[s] + more[s])][: counts[s]] for s in range(len(counts))]
+    mixed = rng.normal(size=(*shape, dim)).astype(np.float32)
+    tops = rng.normal(scale=9, size=shape).astype(np.float32)
+    totals = rng.uniform(1, 9, size=shape).astype(np.float32)
+    tops[own[2][1]], totals[own[2][1]], mixed[own[2][1]] = LOWEST, 0, 0  # a part that read nothing
+    absent = sorted({*range(len(mixed))}.difference(*own))
+    mixed[absent] = tops[absent] = totals[absent] = np.nan  # memory that was never written
+    mixed[own[3]] = np.nan  # what sequence 3 reads
+    sinks = rng.normal(size=heads * group).astype(np.float32)
+    sinks[0] = -np.inf
 
-    flat = decode.Parts(*(jnp.asarray(each.reshape(-1, *each.shape[3:])) for each in (mixed, tops, totals)))
-    call = partial(decode.combine, geometry=geometry, options=options)
-    out = np.asarray(jax.jit(call)(flat, jnp.asarray(decoded), jnp.asarray(owner), jnp.asarray(sinks)))
-    for row in range(count):
-        mine = of == row
-        scores = tops[mine, :, :, :3].astype(np.float64) * 0.5
-        weights = np.exp(scores)
-        sums = np.einsum("nhcg,nhcgd->hgd", weights, mixed[mine, :, :, :3].astype(np.float64))
-        total = np.einsum("nhcg,nhcg->hg", weights, totals[mine, :, :, :3]) + np.exp(sinks.reshape(2, 3))
-        np.testing.assert_allclose(out[row], (2 * sums / total[..., None]).reshape(6, 64), rtol=2e-5, atol=1e-5)
+    flat = (numbers.reshape(-1, *numbers.shape[4:]) for numbers in (mixed, tops, totals))
+    padded = [np.pad(each, ((0, ROWS), *[(0, 0)] * (each.ndim - 1)), constant_values=np.nan) for each in flat]
+    call = partial(combine.combine, geometry=geometry, options=options, interpret=interpreted.interpret_params())
+
+    def put_together(*arrays: jax.Array) -> jax.Array:
+        return call(combine.Parts(*arrays[:3]), *arrays[3:5], arrays[5] if sunk else None)
+
+    done = interpreted.run(put_together, *map(jnp.asarray, [*padded, begins, counts, sinks]))
+    out = done.output.astype(np.float64)
+    assert done.minds == ""
+    for row in (0, 2):
+        tops_, totals_, mixed_ = (each[own[row], :, :, :group].astype(np.float64) for each in (tops, totals, mixed))
+        weights = np.exp(tops_ * 0.5)
+        total = np.einsum("nchg,nchg->hg", weights, totals_) + sunk * np.exp(sinks.reshape(heads, group))
+        expected = 2 * np.einsum("nchg,nchgd->hgd", weights, mixed_) / total[..., None]
+        np.testing.assert_allclose(out[row], expected.reshape(heads * group, dim), rtol=2**-8, atol=1e-5)
     assert np.isnan(out[3]).all()
 
 

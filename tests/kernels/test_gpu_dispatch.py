@@ -74,13 +74,14 @@ def test_attention_is_by_kernels_for_hoppers_only() -> None:
     pytest.importorskip("absl", reason="absl-py, which Mosaic GPU needs, is not installed")
     arguments = (array((T, 32, D), jnp.float16), array((P, PAGE, 2 * H, D), jnp.float16), *LENGTHS)
     told = explain(ragged_paged_attention, *arguments, platform="cuda")
-    assert [said.kernel for said in told] == ["paged_prefill", "paged_decode"]
+    assert [said.kernel for said in told] == ["paged_prefill", "paged_combine", "paged_decode"]
     assert all("no GPU is in sight" in str(said) for said in told)
     with on_gpu(HOPPERS[0]):
         assert all(said.runs for said in explain(ragged_paged_attention, *arguments, platform="cuda"))
         single = (array((1, 32, D), jnp.float16), *arguments[1:])
-        prefill, decode = explain(ragged_paged_attention, *single, platform="cuda")
+        prefill, combine, decode = explain(ragged_paged_attention, *single, platform="cuda")
     assert decode.runs
+    assert combine.runs
     assert prefill.reason == "one token: no sequence has several"
 
 

@@ -135,20 +135,23 @@ def test_parts_of_decoding_sequences_cover_what_they_read_once(
     batch, cleaned = batch_of(lens, table, page_size)
     starts = batch.starts[:-1] * 3
     starting = np.asarray(starts)
-    listed, owner = map(
+    listed, begins, counts = map(
         np.asarray,
         decoding(batch, starts, cleaned, num_heads=8, extras=extras, tiles=tiles, options=options_of(mask)),
     )
     assert listed.shape == (len(Field), extras + SEQUENCES)
-    assert sorted(owner) == list(owner)
-    assert (listed[Field.SEQUENCE, :extras] == np.where(owner < SEQUENCES, owner, -1)).all()
+    more = np.maximum(counts - 1, 0)
+    owners = np.repeat(np.arange(SEQUENCES), more)
+    assert (listed[Field.SEQUENCE, :extras] == np.pad(owners, (0, extras - len(owners)), constant_values=-1)).all()
+    assert (begins == np.cumsum(more) - more).all()
     for s in range(SEQUENCES):
         q_len, kv_len = lens[s] if s < len(lens) else (0, 0)
         if q_len != 1:
             assert s not in listed[Field.SEQUENCE]
+            assert counts[s] == 0
             continue
         read = readable(mask, 1, kv_len)
-        places = [extras + s, *np.flatnonzero(owner == s)]
+        places = [extras + s, *range(begins[s], begins[s] + counts[s] - 1)]
         parts = [{field: int(listed[field, place]) for field in Field} for place in places]
         covered = [t for part in parts for t in range(part[Field.FIRST_TILE], part[Field.END_TILE])]
         if read.any():
