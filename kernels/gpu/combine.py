@@ -74,7 +74,6 @@ def combine(
     count, heads, v_dim = counts.shape[0], geometry.layout.num_kv_heads, geometry.layout.v_head_dim
     part_rows, columns = geometry.part_rows, 32 if v_dim % 32 == 0 else 16
     blocks = -(-part_rows // ROWS)
-    extras = (parts.tops.shape[0] - ROWS) // (part_rows * CONSUMERS) - count
     unit = exponent_unit(options)
     group = Warpgroup(interpret is not None, itemsize_of(geometry.dtype), swizzled=True)
     inputs = [begins, counts, *parts]
@@ -92,7 +91,7 @@ def combine(
             """A part's rows; those of the last part once more behind it, with no weight."""
             exists = number < num_parts
             place = jnp.minimum(number, num_parts - 1)
-            item = jnp.where(place == 0, extras + sequence, first_of[sequence] + place - 1)
+            item = jnp.where(place == 0, sequence, first_of[sequence] + place - 1)
             rows = pl.ds((item * CONSUMERS + consumer) * part_rows + block * ROWS, ROWS)
             top, total = (group.rows(ref.at[rows]) for ref in (tops, totals))
             part = group.unfinished(mixed.at[rows, there])

@@ -80,9 +80,10 @@ class Decoding(NamedTuple):
     """The parts of the sequences with one query each.
 
     Attributes:
-        items: `i32[len(Field), extras + S]`: first the parts beyond each sequence's first, in the order of sequences;
-            then the first of each sequence.
-        begins: `i32[S]`: where a sequence's parts beyond its first begin.
+        items: `i32[len(Field), S + extras]`: the first part of each sequence, then their other parts, in the order of
+            sequences. Those that don't exist come last: blocks of threads that find nothing to do still take their
+            turn on a multiprocessor, and would keep others waiting.
+        begins: `i32[S]`: where among the items a sequence's parts beyond its first begin.
         counts: `i32[S]`: a sequence's parts, its first among them; 0 for those that are not decoded here.
     """
 
@@ -190,14 +191,14 @@ def decode_items(
     extra = jnp.arange(extras, dtype=jnp.int32)
     owner = jnp.searchsorted(ends, extra, side="right", method="compare_all").astype(jnp.int32)
     row = jnp.minimum(owner, num_rows - 1)
-    of = jnp.concatenate([row, rows])
-    part = jnp.concatenate([extra - (ends - more)[row] + 1, jnp.zeros_like(rows)])
-    exists = jnp.concatenate([owner < num_rows, alone])
+    of = jnp.concatenate([rows, row])
+    part = jnp.concatenate([jnp.zeros_like(rows), extra - (ends - more)[row] + 1])
+    exists = jnp.concatenate([alone, owner < num_rows])
     begin = jnp.minimum(first[of] + size[of] * part, end[of])
     stop = jnp.minimum(begin + size[of], end[of])
     sequence = jnp.where(exists, of, -1)
     items = _items(sequence, starts[of], begin, stop, low[of], high[of], low[of], high[of], table, tiles)
-    return Decoding(items, ends - more, jnp.where(alone, more + 1, 0))
+    return Decoding(items, num_rows + ends - more, jnp.where(alone, more + 1, 0))
 
 
 def most_blocks(num_tokens: int, num_rows: int, block_queries: int) -> int:

@@ -49,12 +49,12 @@ def test_parts_are_put_together_by_their_own_sequences(heads: int, group: int, d
     """ATT-3, ATT-6: sinks join, NaN stays in its sequence; parts that aren't there are not read."""
     layout, counts = CacheLayout("v3", heads, dim, dim, 2), np.array([3, 0, 6, 1], np.int32)
     more = np.maximum(counts - 1, 0)
-    extras, begins = int(more.sum()) + 1, (np.cumsum(more) - more).astype(np.int32)
+    begins = (len(counts) + np.cumsum(more) - more).astype(np.int32)
     geometry = Geometry(layout, group, jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.bfloat16), 16, splits_keys=True)
     options = AttentionOptions(layout, jnp.dtype(jnp.bfloat16), score_scale=0.5, value_scale=2.0)
     rng = np.random.default_rng(0)
-    shape = (extras + len(counts), CONSUMERS, heads, geometry.copied_rows)
-    own = [[extras + s, *range(begins[s], begins[s] + more[s])][: counts[s]] for s in range(len(counts))]
+    shape = (len(counts) + int(more.sum()) + 1, CONSUMERS, heads, geometry.copied_rows)
+    own = [[s, *range(begins[s], begins[s] + more[s])][: counts[s]] for s in range(len(counts))]
     mixed = rng.normal(size=(*shape, dim)).astype(np.float32)
     tops = rng.normal(scale=9, size=shape).astype(np.float32)
     totals = rng.uniform(1, 9, size=shape).astype(np.float32)

@@ -142,8 +142,9 @@ def test_parts_of_decoding_sequences_cover_what_they_read_once(
     assert listed.shape == (len(Field), extras + SEQUENCES)
     more = np.maximum(counts - 1, 0)
     owners = np.repeat(np.arange(SEQUENCES), more)
-    assert (listed[Field.SEQUENCE, :extras] == np.pad(owners, (0, extras - len(owners)), constant_values=-1)).all()
-    assert (begins == np.cumsum(more) - more).all()
+    padded = np.pad(owners, (0, extras - len(owners)), constant_values=-1)
+    assert (listed[Field.SEQUENCE, SEQUENCES:] == padded).all()
+    assert (begins == SEQUENCES + np.cumsum(more) - more).all()
     for s in range(SEQUENCES):
         q_len, kv_len = lens[s] if s < len(lens) else (0, 0)
         if q_len != 1:
@@ -151,7 +152,7 @@ def test_parts_of_decoding_sequences_cover_what_they_read_once(
             assert counts[s] == 0
             continue
         read = readable(mask, 1, kv_len)
-        places = [extras + s, *range(begins[s], begins[s] + counts[s] - 1)]
+        places = [s, *range(begins[s], begins[s] + counts[s] - 1)]
         parts = [{field: int(listed[field, place]) for field in Field} for place in places]
         covered = [t for part in parts for t in range(part[Field.FIRST_TILE], part[Field.END_TILE])]
         if read.any():
