@@ -70,7 +70,8 @@ def test_parts_are_put_together_by_their_own_sequences(heads: int, group: int, d
     call = partial(combine.combine, geometry=geometry, options=options, interpret=interpreted.interpret_params())
 
     def put_together(*arrays: jax.Array) -> jax.Array:
-        return call(combine.Parts(*arrays[:3]), *arrays[3:5], arrays[5] if sunk else None)
+        *parts, first, count, scores = arrays
+        return call(combine.Parts(*parts), first, count, scores if sunk else None)
 
     done = interpreted.run(put_together, *map(jnp.asarray, [*padded, begins, counts, sinks]))
     out = done.output.astype(np.float64)
