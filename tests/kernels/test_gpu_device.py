@@ -1,6 +1,7 @@
 """The public functions on a real Hopper, against float64 (ATT-1 to ATT-6, CACHE-3).
 
-    KVPROOF_GPU=1 XLA_PYTHON_CLIENT_PREALLOCATE=false OMP_NUM_THREADS=1 python -m pytest -n 12 tests/kernels/test_gpu_device.py
+    export KVPROOF_GPU=1 XLA_PYTHON_CLIENT_PREALLOCATE=false OMP_NUM_THREADS=1
+    python -m pytest -n 12 tests/kernels/test_gpu_device.py
 
 In processes of their own: all other tests see CPUs only. Most of the time is the compilers' and the references', some
 four seconds for each test; with as many threads as numpy and OpenBLAS like to start it is ten times that.
