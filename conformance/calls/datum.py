@@ -213,7 +213,7 @@ def resolve(value: Any, holder: Holder) -> Any:
         return holder.thing(value)
     if isinstance(value, Spelled):
         return value.how.of(resolve(entry, holder) for entry in value.values)
-    if type(value) in (list, tuple) and value:
+    if type(value) in (list, tuple):  # an empty list, too, is a new one each time: who is given it may add to it
         return type(value)(resolve(entry, holder) for entry in value)
     if isinstance(value, Prompt):
         return request_as(value.how, value.request_id, value.tokens, value.extra_keys, value.logprobs)

@@ -17,6 +17,7 @@ from kvproof.conformance.calls.datum import (
     larger,
     mended,
     refs,
+    resolve,
     simpler,
     written,
 )
@@ -126,6 +127,16 @@ def test_what_is_left_out_takes_its_mentions_with_it() -> None:
     assert left.arguments["ordered_pages"].values == (Ref("pages", (3,)),)
     whole = Call(POOL_REF, "free_pages", {"ordered_pages": Ref(1)}, 3)
     assert mended(["a step", whole]) == ("a step",)
+
+
+def test_a_list_is_a_new_one_whenever_it_is_given() -> None:
+    """EasyDeL's pool enters the keys that it computes in the caller's list, which was empty: another call had them."""
+    holder: Any = None  # nothing here is one side's own
+    given: list[Any]
+    for given in ([], [1, 2], [[]]):
+        assert (made := resolve(given, holder)) == given
+        assert made is not given
+    assert resolve(given, holder)[0] is not given[0]
 
 
 def test_two_things_change_places() -> None:

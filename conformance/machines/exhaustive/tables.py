@@ -101,7 +101,8 @@ class TableWorld(SmallWorld, TableMachine):
                 calls.append(self._exchange("move_row", one, other))
             if one < other:
                 calls.append(self._exchange("swap_row", one, other))
-        calls += [self._append(*batch) for batch in self._batches(page_ids)]
+        for lists, batch in self._batches(page_ids):
+            calls += self._append(lists, batch)
         calls += [self._commit(count) for count in range(1, self.shape.rows + 1)]
         calls.append(self._on_table("clear"))
         held_over = self._commit(self.shape.rows), self._exchange("swap_row", 0, self.shape.rows - 1), calls[-1]
@@ -137,9 +138,12 @@ class TableWorld(SmallWorld, TableMachine):
     def _fill(self, name: str, pages: Pages, row: int) -> Call:
         return self._on_table(name, page_ids=pages, row_idx=row)
 
-    def _append(self, lists: Pages, rows: list[int]) -> Call:
+    def _append(self, lists: Pages, rows: list[int]) -> list[Call]:
+        """A batch, where the backend takes batches."""
+        if not self.can_call(TABLE["append_rows_batch"]):
+            return []
         name = "page_ids_per_req" if self.shape.several else "page_ids"
-        return self._on_table("append_rows_batch", **{name: lists, "req_indices": rows})
+        return [self._on_table("append_rows_batch", **{name: lists, "req_indices": rows})]
 
     def _exchange(self, name: str, one: int, other: int) -> Call:
         return self._on_table(name, src=one, tgt=other)
@@ -170,9 +174,9 @@ class TableWorld(SmallWorld, TableMachine):
             full = [[1] * room for room in self.rooms(row)]
             full[-1].append(1)
             calls.append(self._fill("append_row", self._of_groups(full), row))
-            calls.append(self._append([self._half(row), self._half(row)], [row, row]))
+            calls += self._append([self._half(row), self._half(row)], [row, row])
             other = self._of_groups([[1][:room] for room in self.rooms(1 - row)])
-            calls.append(self._append([other, self._of_groups(full)], [1 - row, row]))
+            calls += self._append([other, self._of_groups(full)], [1 - row, row])
         if not any(table.get_device_tensor().any() for table in self.spec.tables):
             calls += self._beyond()
         return calls if self.shape.several else [*calls, *self._where_tokens_go()]
@@ -182,7 +186,7 @@ class TableWorld(SmallWorld, TableMachine):
         large = [[1] * entry for entry in self.shape.entries]
         large[-1].append(1)
         yield self._fill("add_row", self._of_groups(large), 0)
-        yield self._append([none, none], [0, rows])
+        yield from self._append([none, none], [0, rows])
         for row in (-1, rows):
             yield from (self._fill(name, none, row) for name in ("append_row", "add_row"))
             yield from (self._exchange(name, 0, row) for name in ("move_row", "swap_row"))

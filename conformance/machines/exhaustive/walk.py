@@ -84,8 +84,10 @@ class Node:
         distance: calls from the beginning to it.
         lines: lines of a report that show them.
         way: that move, as it is named on the objects that the shortest sequence makes; None before it is needed.
+        behind: the parent's way when that name was noted: behind another one the objects have other names.
         names: the names of its moves; None until they were listed.
         leads: what those of its moves that were made, from the first on, lead to; None: they deviate.
+        given_up: whether its shortest sequence came out otherwise on new objects, so that no more moves are made there.
     """
 
     parent: "Node | None"
@@ -93,13 +95,15 @@ class Node:
     distance: int
     lines: int
     way: Move | None = None
+    behind: Move | None = None
     names: tuple[str, ...] | None = None
     leads: "list[Node | None]" = field(default_factory=list)
+    given_up: bool = False
 
     @property
     def left(self) -> bool:
-        """Whether all of its moves were made."""
-        return self.names is not None and len(self.leads) == len(self.names)
+        """Whether all of its moves were made, or as many as can be."""
+        return self.given_up or (self.names is not None and len(self.leads) == len(self.names))
 
     def list_moves(self, moves: Sequence[Move]) -> None:
         """Notes which moves there are, as some objects name them.
@@ -283,10 +287,12 @@ class Walk:
     def _at(self, node: Node, bound: "type[SmallWorld] | None" = None, care: str = PASSING_OVER) -> "SmallWorld":
         """New objects in a state."""
         world = (self._trying if bound is None else bound)()
+        behind: Move | None = None
         for before in node.path():
-            if before.way is None:
-                before.way = world.moves()[before.place]
+            if before.way is None or before.behind is not behind:
+                before.way, before.behind = world.moves()[before.place], behind
             world.take(before.way, care)
+            behind = before.way
         return world
 
     def _leave(self, node: Node) -> None:
@@ -296,7 +302,7 @@ class Walk:
             if world is None:
                 world, at = self._back_in(node), node
                 if world is None:
-                    node.names = (node.names or ())[: len(node.leads)]
+                    node.given_up = True
                     return
             moves = world.moves()
             at.list_moves(moves)
