@@ -3,6 +3,7 @@
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +21,9 @@ from ..console.writing import require_writable, write_file
 from ..log.reading import is_log
 from ..replay.engine import DeviationError, Engine
 from ..replay.groups import GroupsError, read_groups
-from ..replay.limits import limits_of
+from ..replay.limits import Limit, limits_of
 from ..replay.lockstep import LockstepEngine
+from ..replay.policies import policies_of, policy_share
 from ..replay.report import deviation_text, limits_json, limits_table, report_json, report_table
 from ..replay.serving import Replay
 from ..replay.sizes import Sizes, sizes_for
@@ -75,6 +77,7 @@ examples:
   kvproof replay --synthetic --lockstep --match-unit 4     the same where hits end amid pages
   kvproof replay --synthetic --lockstep --batched          the same of the call that serves a whole step
   kvproof replay --synthetic --groups full:16,window:16:4096,mamba --eagle
+  kvproof replay trace.jsonl --limits --backend kvproof.fast   which eviction policy and how large a pool
   kvproof replay engine.log                                where an engine's recorded calls first went wrong
 
 exit status: 0 fine; 1 the backend differs from the specification, raises, or keeps pages; 2 could not run
@@ -145,8 +148,9 @@ def set_up(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="",
         metavar="N,..",
-        help="run no backend: print the hit share of LRU and that of the optimum, which knows all later requests, in "
-        "pools of N pages of --page-size tokens, full attention (default: of all distinct pages, a half of them, ...)",
+        help="print the hit share of LRU and that of the optimum, which knows all later requests, in pools of N pages "
+        "of --page-size tokens, full attention (default: of all distinct pages, a half of them, ...); with --backend "
+        "also what its manager hits with each eviction policy, prompts served one after the other",
     )
     add("--lockstep", action="store_true", help="compare every call with the specification; slow, some 100 us a token")
     add(
@@ -208,16 +212,25 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_limits(args: argparse.Namespace) -> int:
-    """Prints the hit share that LRU and the best choice of evictions reach on a trace; no backend runs."""
+    """Prints the hit share that LRU and the best choice of evictions reach on a trace, and a backend that is named."""
     try:
         page_size = _at_least("--page-size", args.page_size, 1)
         sizes = [_at_least("--limits", _page_count(size), 2) for size in filter(None, args.limits.split(","))]
         trace = _trace(args)
         if args.json is not None:
             _require_writable(args.json, args.trace)
-    except (BadInputError, TraceError) as error:
+        with prints_apart():
+            backend = None if args.backend is None else load_backend(args.backend)
+    except (BadInputError, BackendError, TraceError) as error:
         return could_not_run("replay", str(error))
     limits = limits_of(trace, page_size, sizes or None)
+    if backend is not None:
+        try:
+            with prints_apart():
+                limits = _with_policies(limits, backend, trace, page_size)
+        except DeviationError as error:
+            _print_plain(deviation_text(error, args.backend))
+            return DEVIATES
     Console(emoji=False).print(limits_table(limits, len(trace), page_size))
     if args.json is not None:
         try:
@@ -225,6 +238,36 @@ def _run_limits(args: argparse.Namespace) -> int:
         except OSError as error:
             return could_not_run("replay", f"{args.json}: {error.strerror or error}")
     return FINE
+
+
+def _with_policies(
+    limits: Sequence[Limit], backend: Backend, trace: Sequence[TraceRequest], page_size: int
+) -> list[Limit]:
+    """The limits, and beside them what a backend's policies hit; behind a progress bar."""
+    policies = policies_of(backend)
+    with _progress_bar() as bar:
+        task = bar.add_task("serving", total=len(limits) * len(policies) * len(trace))
+        served = []
+        for limit in limits:
+            shares = {}
+            for policy in policies:
+                bar.update(task, description=f"{policy} in {limit.num_pages:,} pages")
+                shares[policy] = policy_share(
+                    backend, policy, trace, page_size, limit.num_pages, lambda: bar.advance(task)
+                )
+            served.append(limit._replace(policies=shares))
+    return served
+
+
+def _progress_bar() -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:3.0f} %"),
+        TimeRemainingColumn(),
+    )
+    errors = Console(stderr=True, emoji=False)
+    return Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal)
 
 
 def _page_count(text: str) -> int:
@@ -335,15 +378,8 @@ def _require_writable(path: Path, read: Path | None) -> None:
 
 def _serve(replay: Replay, job: _Job) -> DeviationError | None:
     """Runs the replay behind a progress bar. Returns how the backend deviates, if it does."""
-    errors = Console(stderr=True, emoji=False)
     tokens = sum(request.output_length for request in job.trace)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:3.0f} %"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+    with _progress_bar() as bar:
         task = bar.add_task("replaying", total=max(tokens, 1))
         shown = time.monotonic()
 

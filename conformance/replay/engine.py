@@ -101,6 +101,7 @@ class Engine:
         hash_seed: the seed of the keys, given to a manager that takes one.
         batched: whether `advance` is one ``allocate_slots_batch`` where there are surely pages for all.
         eviction: the policy by which free pages are evicted, given to a manager that takes one (EVICT-1).
+        with_tables: whether there are page tables; without them nothing is asked of any.
 
     Attributes:
         eviction: the policy in force.
@@ -109,11 +110,18 @@ class Engine:
     """
 
     def __init__(
-        self, backend: Backend, sizes: Sizes, hash_seed: bytes, *, batched: bool = False, eviction: str = "lru"
+        self,
+        backend: Backend,
+        sizes: Sizes,
+        hash_seed: bytes,
+        *,
+        batched: bool = False,
+        eviction: str = "lru",
+        with_tables: bool = True,
     ) -> None:
         self.timings, self._batched = Timings(), batched
         self._page_sizes, self._slots = sizes.page_sizes, dict[str, int]()
-        manager_class, tables_class = backend.get("CacheManager"), backend.get("MultiGroupPageTable")
+        manager_class = backend.get("CacheManager")
         options: dict[str, Any] = {"use_eagle": True} if sizes.use_eagle else {}
         if backend.accepts("CacheManager", "hash_seed"):
             options["hash_seed"] = hash_seed
@@ -127,13 +135,16 @@ class Engine:
         length = sizes.max_model_len
         try:
             self.manager = manager_class(sizes.num_pages, list(sizes.groups), length, **options)
-            # no slot mappings are made here: the most tokens of a step are as good as any number
-            self.tables = tables_class(sizes.most_live, length, length, sizes.page_sizes)
+            if with_tables:
+                # no slot mappings are made here: the most tokens of a step are as good as any number
+                tables_class = backend.get("MultiGroupPageTable")
+                self.tables = tables_class(sizes.most_live, length, length, sizes.page_sizes)
         except (MemoryError, Ending):
             raise
         except BaseException as error:
             raise DeviationError("CacheManager, MultiGroupPageTable", None, "both built", described(error)) from error
-        self._compile_commits(sizes)
+        if with_tables:
+            self._compile_commits(sizes)
         self.num_groups = len(sizes.groups)
         self._lookahead = LOOKAHEAD if sizes.use_eagle else 0
 

@@ -14,7 +14,8 @@ with a request's first page.
 import hashlib
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -38,11 +39,13 @@ class Limit(NamedTuple):
         num_pages: pages of the pool, the null page included.
         lru: the share where the page used longest ago is evicted.
         optimum: an upper bound of the share of every policy.
+        policies: the share that a backend's manager reached, by eviction policy; empty where no backend was asked.
     """
 
     num_pages: int
     lru: float
     optimum: float
+    policies: Mapping[str, float] = MappingProxyType({})
 
 
 def chain_numbers(requests: Iterable[NDArray[np.int32]], page_size: int) -> list[list[int]]:
@@ -132,8 +135,8 @@ def limits_of(trace: Sequence[TraceRequest], page_size: int, sizes: Sequence[int
         num_distinct = len({page for chain in chains for page in chain})
         sizes = sorted({1 + max(num_distinct >> halving, 1) for halving in range(_HALVINGS + 1)})
     asked = sum(request.input_length for request in trace)
-    shares = [
-        [sum(hits(chains, most, num_pages - 1)) * page_size / asked for hits in (lru_hits, optimum_hits)]
-        for num_pages in sizes
-    ]
-    return [Limit(num_pages, *share) for num_pages, share in zip(sizes, shares, strict=True)]
+
+    def share(hits: Callable[[Sequence[Chain], Sequence[int], int], list[int]], num_pages: int) -> float:
+        return sum(hits(chains, most, num_pages - 1)) * page_size / asked
+
+    return [Limit(num_pages, share(lru_hits, num_pages), share(optimum_hits, num_pages)) for num_pages in sizes]

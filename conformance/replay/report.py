@@ -242,10 +242,12 @@ def limits_table(limits: Sequence[Limit], num_requests: int, page_size: int) -> 
     """
     title = f"{num_requests:,} prompts, pages of {page_size}"
     table = Table(title=title, title_justify="left")
-    for name in ("pages", "LRU hits", "optimum hits"):
+    served = [f"{policy}, served" for policy in limits[0].policies]
+    for name in ("pages", "LRU hits", *served, "optimum hits"):
         table.add_column(name, justify="right")
     for limit in limits:
-        table.add_row(f"{limit.num_pages:,}", f"{limit.lru:.4f}", f"{limit.optimum:.4f}")
+        shares = (limit.lru, *limit.policies.values(), limit.optimum)
+        table.add_row(f"{limit.num_pages:,}", *(f"{share:.4f}" for share in shares))
     return table
 
 
@@ -256,5 +258,5 @@ def limits_json(limits: Sequence[Limit], num_requests: int, page_size: int) -> d
         "version": 1,
         "requests": num_requests,
         "page_size": page_size,
-        "limits": [limit._asdict() for limit in limits],
+        "limits": [limit._asdict() | {"policies": dict(limit.policies)} for limit in limits],
     }

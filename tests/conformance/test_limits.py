@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import kvproof.fast
 from kvproof.conformance.cli import main
 from kvproof.conformance.replay.limits import Chain, limits_of, lru_hits, optimum_hits
 from kvproof.conformance.replay.traces import TraceRequest, synthetic_trace
+from kvproof.spec.declarations.eviction import POLICIES
 
 from .replays import replayed, request
 
@@ -95,3 +97,28 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_sizes_that_make_no_sense(sizes: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", "--synthetic", "3", "--limits", sizes]) == 2
     assert complaint in capsys.readouterr().err
+
+
+def test_what_a_backend_hits_with_each_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """EVICT-1: lru hits what is computed of it, but for pages that prompts end amid; none is above the optimum."""
+    file = tmp_path / "limits.json"
+    command = ["replay", "--synthetic", "150", "--limits", "150,400", "--page-size", "64", "--json", str(file)]
+    assert main([*command, "--backend", "kvproof.fast"]) == 0
+    shown = capsys.readouterr().out
+    for limit in json.loads(file.read_text())["limits"]:
+        assert set(limit["policies"]) == set(POLICIES)
+        assert limit["policies"]["lru"] == pytest.approx(limit["lru"], abs=0.02)
+        assert 0 < min(limit["policies"].values()) <= max(limit["policies"].values()) <= limit["optimum"]
+        assert all(f"{share:.4f}" in shown for share in limit["policies"].values())
+    assert main([*command, "--backend", "kvproof.spec"]) == 0
+    assert capsys.readouterr().out == shown
+    assert main([*command, "--backend", "no_such_module"]) == 2
+
+
+def test_a_backend_that_raises_deviates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def raising(*_: object) -> None:
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr(kvproof.fast.CacheManager, "free", raising)
+    assert main(["replay", "--synthetic", "3", "--limits", "400", "--backend", "kvproof.fast"]) == 1
+    assert "RuntimeError: out of order" in capsys.readouterr().out
