@@ -122,6 +122,7 @@ class Engine:
         self.timings, self._batched = Timings(), batched
         self._page_sizes, self._slots = sizes.page_sizes, dict[str, int]()
         manager_class = backend.get("CacheManager")
+        tables_class = backend.get("MultiGroupPageTable") if with_tables else None
         options: dict[str, Any] = {"use_eagle": True} if sizes.use_eagle else {}
         if backend.accepts("CacheManager", "hash_seed"):
             options["hash_seed"] = hash_seed
@@ -135,9 +136,8 @@ class Engine:
         length = sizes.max_model_len
         try:
             self.manager = manager_class(sizes.num_pages, list(sizes.groups), length, **options)
-            if with_tables:
+            if tables_class is not None:
                 # no slot mappings are made here: the most tokens of a step are as good as any number
-                tables_class = backend.get("MultiGroupPageTable")
                 self.tables = tables_class(sizes.most_live, length, length, sizes.page_sizes)
         except (MemoryError, Ending):
             raise
