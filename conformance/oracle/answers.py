@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -24,6 +24,7 @@ class Answer:
             empty where it says none.
         names: what the engine calls each token in ``alternatives``.
         cached: the number of prompt tokens that were found cached; None where the engine does not say.
+        counts_alone: whether that number is this answer's own, and none for all answers to a prompt.
         whole: whether all tokens that were generated are in it: where it ends, the engine ended it.
     """
 
@@ -32,6 +33,7 @@ class Answer:
     alternatives: tuple[Mapping[Any, float], ...] = ()
     names: tuple[Any, ...] = field(default=())
     cached: int | None = None
+    counts_alone: bool = False
     whole: bool = True
 
 
@@ -81,7 +83,8 @@ def _answer(one: Any, cached: Any) -> Answer:
     if logprobs is None:
         raise UnreadableError("the engine answers no log-probabilities")
     own = _get(one, "cached_tokens")
-    return made_answer(listed(tokens, "token_ids"), listed(logprobs, "logprobs"), cached if own is None else own)
+    made = made_answer(listed(tokens, "token_ids"), listed(logprobs, "logprobs"), cached if own is None else own)
+    return replace(made, counts_alone=own is not None)
 
 
 def made_answer(tokens: Sequence[Any], logprobs: Sequence[Any], cached: Any) -> Answer:

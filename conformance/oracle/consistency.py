@@ -173,7 +173,8 @@ def _is_tie(first: Answer, second: Answer, place: int, bound: float) -> bool:
 def _hits(history: History) -> Iterator[Contradiction]:
     """Requests that found more cached tokens than anybody may have left there for them (ENG-9, ENG-12).
 
-    A request may find what was asked or answered under its own salt and adapter since the engine forgot, no more.
+    A request may find what was asked or answered under its own salt and adapter since the engine forgot, no more. Where
+    it has several answers, each may find what the others computed, but for the one that was computed first.
     """
     if not history.fresh:
         return
@@ -181,17 +182,17 @@ def _hits(history: History) -> Iterator[Contradiction]:
         ask = exchange.ask
         now = before = 0
         for other in history.exchanges:
-            if (other.ask.salt, other.ask.adapter) != (ask.salt, ask.adapter) or other.wave > exchange.wave:
+            has_key = (other.ask.salt, other.ask.adapter) == (ask.salt, ask.adapter)
+            if other is exchange or other.wave > exchange.wave or not has_key:
                 continue
-            if other is exchange:  # its several answers may share what each computes
-                common = len(ask.prompt) if len(exchange.answers) > 1 else 0
-            else:
-                common = max(_common(ask.prompt, text) for text in _texts(other, ask))
+            common = max(_common(ask.prompt, text) for text in _texts(other, ask))
             if other.epoch == exchange.epoch:
                 now = max(now, common)
             else:
                 before = max(before, common)
-        found = max((answer.cached or 0 for answer in exchange.answers), default=0)
+        found = min((answer.cached or 0 for answer in exchange.answers), default=0)
+        if len(exchange.answers) > 1 and not all(answer.counts_alone for answer in exchange.answers):
+            continue  # one number for all may be that of an answer which found what another computed
         if found > now:
             left = f"at most {now} tokens found cached by {ask.name}: no more was left there for it"
             clause = "ENG-9" if found <= before else "ENG-12"

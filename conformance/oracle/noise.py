@@ -1,7 +1,9 @@
 """How much an engine's answers vary of themselves: measured before anything is judged.
 
 A request is asked cold again and again, alone; beside others; and its own answer's beginning is sent as part of the
-prompt, so that the same tokens are computed in other shapes. None of this reads what another request computed.
+prompt, so that the same tokens are computed in other shapes. None of this reads what another request computed. Long
+prompts are cut at every token of the answer: engines compute many tokens at once by other code than few, so that their
+noise is in the long ones alone.
 """
 
 import random
@@ -28,7 +30,7 @@ _FACTOR = 8
 """The bound, as a multiple of the largest noise that was seen."""
 
 _SHAPES = 30
-"""The most noise that other shapes of computation make, as a multiple of what half of a prompt's cuts make.
+"""The most noise that other shapes of computation make, as a multiple of what half of the cuts of one length make.
 
 An engine that rounds to few bits rounds otherwise wherever prompts of some length are cut; what shows at few cuts is no
 rounding.
@@ -36,6 +38,9 @@ rounding.
 
 _TRIES = 4
 """Prompts drawn for each that is wanted, as there may be answers of which nothing can be compared."""
+
+_LONG = 8
+"""The pages of a long prompt."""
 
 
 class LostForGoodError(Exception):
@@ -70,7 +75,7 @@ class Noise:
         return max(_FLOOR, _FACTOR * max(self.alone, self.batched, self.shapes))
 
 
-def measure(performer: Performer, sizes: Sizes, draw: random.Random, prompts: int = 3) -> Noise:
+def measure(performer: Performer, sizes: Sizes, draw: random.Random) -> Noise:
     """Measures an engine's noise.
 
     What is larger than noise can be is left to the relations, and so is a script in which the engine is lost. Where an
@@ -80,14 +85,16 @@ def measure(performer: Performer, sizes: Sizes, draw: random.Random, prompts: in
         UnusableError: the engine does not answer alike twice: it samples, though the temperature is 0.
         LostForGoodError: the engine was lost, and can't be started again.
     """
-    alone, batched, shapes = [0.0], [0.0], [0.0]
+    alone, batched = [0.0], [0.0]
     forgets: tuple[Step, ...] = (Forget(),) if performer.subject.facts.forgets else ()
-    measured, typical = 0, 0.0
-    for turn in range(_TRIES * prompts):
-        if measured == prompts:
+    long = _LONG * sizes.page
+    lengths = (sizes.middle, 1, long, long)
+    measured, by_length = 0, {length: [0.0] for length in lengths}
+    for turn in range(_TRIES * len(lengths)):
+        if measured == len(lengths):
             break
-        length = (sizes.middle, 1, 8 * sizes.page)[turn % 3]  # few tokens are often computed by other code than many
-        cuts: list[float] = []
+        length = lengths[turn % len(lengths)]
+        cuts = by_length[length]
         prompt, other = draw_prompt(draw, sizes, length), draw_prompt(draw, sizes, sizes.middle)
         ask = Ask("a", prompt)
         one = Wave((ask,), sizes.answer)
@@ -103,14 +110,13 @@ def measure(performer: Performer, sizes: Sizes, draw: random.Random, prompts: in
         beside = Wave((Ask("b", prompt), Ask("n", other)), sizes.answer)
         history = _performed(performer, Script((one, Forget(), beside)))
         batched.append(largest(history))
-        for taken in range(1, sizes.answer, max(1, sizes.answer // 3)):
+        for taken in range(1, sizes.answer, 1 if length == long else max(1, sizes.answer // 3)):
             cut = Wave((Ask("b", (), "a", taken),), sizes.answer - taken)
             history = _performed(performer, Script((one, Forget(), cut)))
             if all(exchange.answers[0].tokens for exchange in history.exchanges):
                 cuts.append(largest(history))
-        shapes += cuts
-        if cuts and median(cuts) <= _MOST:
-            typical = max(typical, median(cuts))
+    shapes = [cut for cuts in by_length.values() for cut in cuts]
+    typical = max(min(_MOST, median(cuts)) for cuts in by_length.values())
     first, second = _largest(alone, _MOST), _largest(batched, _MOST)
     most = min(_MOST, max(1e-3, _SHAPES * max(first, second, typical)))
     return Noise(first, second, _largest(shapes, most))

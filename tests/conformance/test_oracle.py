@@ -498,6 +498,24 @@ def test_a_refusal_that_depends_on_what_came_before_is_a_fault() -> None:
     assert (found.clause, found.script.num_requests) == ("ENG-2", 2)
 
 
+def test_copies_that_find_what_another_salt_left_are_a_fault() -> None:
+    """ENG-12: the pages are right, and only the count says whose they were."""
+
+    class Shared(TextEngine):
+        def generate(self, prompts: Any, max_tokens: int, *, n: int = 1, cache_salts: Any = None) -> Any:
+            left = [set().union(*self.texts.values()) for _ in prompts]
+            answers = super().generate(prompts, max_tokens, n=n, cache_salts=cache_salts)
+            for own, prompt, pages in zip(answers, prompts, left, strict=True):
+                found = [end for end in range(4, len(prompt), 4) if tuple(prompt[:end]) in pages]
+                for answer in own if n > 1 else []:
+                    answer["cached_tokens"] = max(found, default=0)
+            return answers
+
+    (found,) = judged(Shared, relations=("copies",)).deviations
+    assert found.clause == "ENG-12"
+    assert found.script.num_requests == 2
+
+
 # -- Noise ----------------------------------------------------------------------------------------------------------
 
 
@@ -561,6 +579,27 @@ def test_an_engine_that_rounds_otherwise_in_other_shapes_conforms() -> None:
     judgement = judged(Shaped, scripts=2)
     assert judgement.noise.alone == 0
     assert 0.001 < judgement.noise.shapes <= 0.02
+    assert judgement.deviations == []
+
+
+def test_noise_of_long_computations_alone_is_measured() -> None:
+    """As llama.cpp's: 64 tokens computed at once, and fewer, come out by up to 0.2 apart, which is much for noise."""
+
+    class Tiled(TextEngine):
+        tile = 12
+
+        def generate(self, prompts: Any, *arguments: Any, **options: Any) -> Any:
+            answers = super().generate(prompts, *arguments, **options)
+            for own, prompt in zip(answers, prompts, strict=True):
+                for answer in own:
+                    computed = len(prompt) - answer["cached_tokens"]
+                    if computed >= self.tile:
+                        draw = random.Random(f"{computed} {prompt}")
+                        answer["logprobs"] = [value - 0.2 * draw.random() for value in answer["logprobs"]]
+            return answers
+
+    judgement = judged(Tiled, scripts=2)
+    assert 0.05 < judgement.noise.shapes <= 0.1
     assert judgement.deviations == []
 
 

@@ -61,9 +61,13 @@ class ManagerCalls(ManagerModel):
             self.session.hits += 1
             for label in ("R2", "HASH-2", *(("MAN-6",) if case.earlier else ())):
                 self.compared(label)
-            wrong = self.flaw_in_content(case, pages) or self.flaw_in_shape(case, pages, length)
+            wrong = self.flaw_in_content(case, pages)
             if wrong:
-                self.differ(wrong, "pages that hold the request's own prefix, at most all but its last token", said)
+                self.differ(wrong, "pages that hold the request's own prefix", said)
+            wrong = self.flaw_in_shape(case, pages, length)
+            if wrong:
+                where = "pages where a group needs one for a hit of that length, null pages elsewhere"
+                self.differ(wrong, f"{where}, not null pages alone, and at most all but the last token", said)
         longest = self.longest(case)
         eagle = self.own("MAN-9") if self.world.eagle_groups else ()
         labels = (*eagle, *self.of_states, *self.own("MAN-7"), "MAN-1")
