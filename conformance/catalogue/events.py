@@ -56,6 +56,21 @@ def parent_never_announced(fast: ModuleType) -> SimpleNamespace:
     return with_manager(fast, take_events=take_events)
 
 
+@seeded(FORESEEN, "MAN-12", "events")
+def cleared_amid_a_batch_in_vain(fast: ModuleType) -> SimpleNamespace:
+    """A follower holds what comes behind a clear against what it knew before, where both come in one batch."""
+
+    def apply(self: Any, events: Any) -> None:
+        if isinstance(events, list) and any(isinstance(event, CacheCleared) for event in events):
+            known = {page for pages in self.cached_page_hash_to_page.values() for page in pages}
+            again = [event for event in events if isinstance(event, PageStored) and event.page_id in known]
+            if again:
+                raise ValueError(f"stored already: {again[0]}")
+        fast.CacheFollower.apply(self, events)
+
+    return backend_with(fast, CacheFollower=derived(fast.CacheFollower, {"apply": apply}))
+
+
 @seeded(FORESEEN, "MAN-12", "events", also=("R1", "R2"))
 def stored_twice_is_followed(fast: ModuleType) -> SimpleNamespace:
     """A follower that missed the removal of a page takes the next that is stored on it, in place of saying so."""

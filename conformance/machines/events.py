@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from kvproof.spec.declarations import PageRemoved, PageStored
+from kvproof.spec.declarations import CacheCleared, CacheEvent, PageRemoved, PageStored
 
 from ..backends.loading import Backend
 from .base import Side
@@ -73,6 +73,26 @@ class Events(GroupSteps):
         root = side.names.get("init_none_hash")(self.options["hash_seed"])
         hashed = side.names.get("hash_request_tokens")
         return list(hashed(side.names.get("sha256"), size, self.cases[name].request, none_hash=root))
+
+    def follows_anew(self) -> bool:
+        """Whether the follower tells what it knows to one that comes late."""
+        return self.offers("follower", "events")
+
+    @step(when=follows_anew)
+    def tell_anew(self, data: Drawing) -> None:
+        """A follower is told all that is cached once more, in one batch with what it should forget of it."""
+        page, cleared = self.world.num_pages + 7, CacheCleared()
+        new, gone = PageStored(0, page, b"2", None, (0,), None), PageRemoved(0, page, b"2")
+        self.tell_all_again(data.one_of([[], [cleared], [new], [new, gone], [cleared, new]]))
+
+    @operation
+    def tell_all_again(self, before: list[CacheEvent]) -> None:
+        """The events of a follower that comes late, behind others: all that counts is what follows the last clear."""
+        self.call(
+            f"follower.apply([*{before!r}, *follower.events()])",
+            lambda side: side.follower.apply([*before, *side.follower.events()]),
+            "MAN-12",
+        )
 
     @step(when=lambda self: self.cases)
     def misuse_the_follower(self, data: Drawing) -> None:
