@@ -8,7 +8,7 @@ import numpy as np
 
 from .device_patching import with_function
 from .patching import backend_with, derived
-from .registry import seeded
+from .registry import FORESEEN, seeded
 
 __all__: list[str] = []
 
@@ -118,6 +118,23 @@ def read_back_without_scales(fast: ModuleType) -> SimpleNamespace:
         return _stored(found)[:, :, which : 2 * heads : 2, :size].astype(np.float32)
 
     return _read_back_by(fast, read)
+
+
+@seeded(FORESEEN, "TAB-7", "views")
+def a_full_step_padded_further(fast: ModuleType) -> SimpleNamespace:
+    """A step of just as many tokens as one of the sizes is padded to the next one."""
+
+    def build(self: Any, table: Any, computed: Any, scheduled: Any) -> Any:
+        scheduled, sizes = list(scheduled), self.token_sizes
+        total = sum(map(int, scheduled))
+        if total in sizes[:-1]:
+            self.token_sizes = tuple(size for size in sizes if size > total)
+        try:
+            return fast.MetadataBuilder.build(self, table, computed, scheduled)
+        finally:
+            self.token_sizes = sizes
+
+    return backend_with(fast, MetadataBuilder=derived(fast.MetadataBuilder, {"build": build}))
 
 
 @seeded(41, "CACHE-3", "cache")

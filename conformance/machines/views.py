@@ -17,7 +17,7 @@ from .base import Both, Machine, Side
 from .cache import rounding
 from .draws import Drawing
 from .layouts import Layout, takes_version
-from .properties import start, step
+from .properties import operation, start, step
 from .sides import unread
 
 __all__ = ["Sharded", "Views"]
@@ -233,6 +233,31 @@ class Views(ViewMachine):
         """Writes a step's tokens and attends to them through the view."""
         step = self.write(data)
         self.attend(step, signed(7, (_TOKENS, 2 * self.layout.heads, self.layout.dims[0])), "ATT-1")
+
+    @step("TAB-7")
+    def plan(self, data: Drawing) -> None:
+        """The metadata of a step padded to one of several sizes, with sequences that get one token, or none."""
+        computed, new, left = [], [], _TOKENS
+        for _ in range(data.draw(st.integers(0, _ROWS))):
+            most = min(2 * self.layout.page_size, left)
+            new.append(min(data.one_of([1, 0, data.draw(st.integers(0, most))]), most))
+            computed.append(data.draw(st.integers(0, 2 * self.layout.page_size - new[-1])))
+            left -= new[-1]
+        total = sum(new)
+        several = sorted({max(total + data.one_of([0, 1, -1]), 1), 2, _TOKENS})
+        self.plan_step(data.one_of([None, several, several]), data.one_of([False, True]), computed, new)
+
+    @operation
+    def plan_step(self, sizes: list[int] | None, slices: bool, computed: list[int], new: list[int]) -> None:
+        """Builds a step's metadata by a builder of these sizes."""
+
+        def act(side: Side) -> Any:
+            shape = (self.layout.page_size, _ROWS, _WIDTH, _TOKENS, self.layout.version)
+            builder = side.names.get("MetadataBuilder")(*shape, token_sizes=sizes, slices=slices)
+            return builder.build(side.tables[0], computed, new)
+
+        line = f"MetadataBuilder(..., token_sizes={sizes}, slices={slices}).build(table, {computed}, {new})"
+        self.call(line, act, "TAB-7", self.described)
 
     @step("CACHE-2", "CACHE-4")
     def from_text(self, _: Drawing) -> None:
