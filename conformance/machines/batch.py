@@ -94,7 +94,7 @@ class BatchSteps(GroupSteps):
 
     def can_go_on(self) -> bool:
         """Whether a request can go on, or one can be admitted."""
-        room = self.num_free and len(self.names_of(live=True)) < len(IDS)
+        room = self.num_free and self.unused()
         return bool(self.unfinished() or room)
 
     def chunk(self, data: Drawing, start: int, end: int) -> int:

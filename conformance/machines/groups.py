@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from .draws import Drawing
 from .hash import weak
-from .manager_admission import IDS
 from .manager_base import ManagerMachine
 from .manager_steps import ManagerSteps
 from .properties import operation, start, step
@@ -46,13 +45,13 @@ class GroupSteps(ManagerSteps):
         name = data.one_of(self.givers())
         for _ in range(2):
             tokens = self.most_tokens()
-            if tokens and len(self.names_of(live=True)) < len(IDS):
+            if tokens and self.unused():
                 self.admit_with(self.arrived(data), 1, num_lookahead_tokens=tokens - 1)
         computed, new = self.next_chunk(data, name)
         self.continue_with(name, computed, new, num_lookahead_tokens=data.one_of([0, 1, self.max_model_len]))
         self.probe()
 
-    @step("MAN-3", "MAN-5", when=lambda self: len(self.names_of(live=True)) < len(IDS) - 1, weight=2)
+    @step("MAN-3", "MAN-5", when=lambda self: len(self.unused()) > 1, weight=2)
     def crowd(self, data: Drawing) -> None:
         """What one request left in the cache is all that another leaves free: the first one hits it and needs more."""
         name = self.arrived(data)
@@ -62,7 +61,7 @@ class GroupSteps(ManagerSteps):
         if not self.cases[name].live:
             return  # there was no room for it
         self.free_request(name, None)
-        other = next(unused for unused in IDS if unused != name and unused not in self.names_of(live=True))
+        other = next(unused for unused in self.unused() if unused != name)
         tokens = self.most_tokens(left)
         if tokens:
             self.bring(other, [data.one_of(self.world.alphabet)])
@@ -74,7 +73,7 @@ class GroupSteps(ManagerSteps):
     def can_publish_late(self) -> bool:
         """Whether pages can be given back before they are published."""
         takes = self.takes("delay_cache_pages") and self.offers("manager", "cache_pages")
-        return takes and self.world.gives_back and len(self.names_of(live=True)) < len(IDS)
+        return takes and self.world.gives_back and bool(self.unused())
 
     @step("MAN-3", "MAN-5", "MAN-8", when=can_publish_late, weight=2)
     def publish_late(self, data: Drawing) -> None:
@@ -91,7 +90,7 @@ class GroupSteps(ManagerSteps):
         if not case.live:
             return  # there was no room for it
         self.publish(name, case.given)
-        waiting = [other for other in IDS if other not in self.names_of(live=True)]
+        waiting = self.unused()
         if waiting:
             tokens = case.tokens[: data.draw(st.integers(1, len(case.tokens)))]
             self.bring(waiting[0], [*tokens, self.world.alphabet[0]][: self.max_model_len])
@@ -111,7 +110,7 @@ class GroupSteps(ManagerSteps):
         copies = any(group.kind == "aligned" for group in self.world.groups) or bool(self.amid)
         return copies and self.offers("manager", "take_page_copies")
 
-    @step("MAN-3", "MAN-5", "MAN-8", when=lambda self: len(self.names_of(live=True)) < len(IDS), weight=4)
+    @step("MAN-3", "MAN-5", "MAN-8", when=lambda self: self.unused(), weight=4)
     def serve(self, data: Drawing) -> None:
         """A request is served from its admission to its end, step by step, while others wait or run."""
         name = self.admitted(data)
@@ -126,7 +125,7 @@ class GroupSteps(ManagerSteps):
 
     def can_keep_parts(self) -> bool:
         """Whether a hit needs only part of a prefix in some group, and there is an id for one more request."""
-        return self.caching and self.world.gives_back and len(self.names_of(live=True)) < len(IDS)
+        return self.caching and self.world.gives_back and bool(self.unused())
 
     @step("MAN-3", "MAN-5", "RET-3", "RET-4", when=lambda self: self.can_keep_parts(), weight=3)
     def come_one_by_one(self, data: Drawing) -> None:
@@ -135,7 +134,7 @@ class GroupSteps(ManagerSteps):
         most = min(self.max_model_len, 3 * self.unit + 2)
         stem = data.draw(st.lists(tokens, min_size=1, max_size=most - 1))
         for rest in data.draw(st.lists(st.lists(tokens, max_size=self.unit + 1), min_size=2, max_size=4)):
-            names = [name for name in IDS if name not in self.names_of(live=True)]
+            names = self.unused()
             if names:
                 self.bring(names[0], [*stem, *rest, *stem[:1]][:most])
                 self.look_up(names[0])

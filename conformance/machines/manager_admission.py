@@ -28,6 +28,10 @@ class Admission(ManagerMachine):
 
     extra_keys: ClassVar[tuple[tuple[ExtraKey, ...], ...]] = ((),) * (2 * len(EXTRA_KEYS)) + EXTRA_KEYS
 
+    def unused(self) -> list[str]:
+        """The ids that no live request has."""
+        return [name for name in IDS if name not in self.names_of(live=True)]
+
     def arrived(self, data: Drawing) -> str:
         """A request comes; returns its id."""
         gone = self.names_of(live=False)

@@ -10,7 +10,6 @@ from kvproof.spec.declarations import EngineRequestStatus
 from ..calls.datum import Call, Ref
 from .base import Both, Nothing
 from .draws import Drawing
-from .manager_admission import IDS
 from .manager_base import MANAGER_REF, POOL_REF
 from .manager_faults import ManagerFaults
 from .properties import step
@@ -23,20 +22,19 @@ class ManagerSteps(ManagerFaults):
 
     # -- Requests come ------------------------------------------------------------------------------------
 
-    @step(when=lambda self: len(self.names_of(live=True)) < len(IDS))
+    @step(when=lambda self: self.unused())
     def arrive(self, data: Drawing) -> None:
         """A request comes, perhaps under the id of one that went, with other tokens or extra keys; it is looked up."""
         self.arrived(data)
 
-    @step("MAN-3", when=lambda self: len(self.names_of(live=True)) < len(IDS), weight=3)
+    @step("MAN-3", when=lambda self: self.unused(), weight=3)
     def admit(self, data: Drawing) -> None:
         """A waiting request gets slots, with the hits of a fresh look-up, of an old one, some of them, or none."""
         self.admitted(data)
 
     def can_part(self) -> bool:
         """Whether there are ids and tokens enough for three prompts of two pages."""
-        names = len(IDS) - len(self.names_of(live=True))
-        return bool(self.world.groups) and names >= 3 and 2 * self.unit < self.max_model_len
+        return bool(self.world.groups) and len(self.unused()) >= 3 and 2 * self.unit < self.max_model_len
 
     @step("MAN-3", "MAN-5", when=can_part)
     def part_ways(self, data: Drawing) -> None:
@@ -44,7 +42,7 @@ class ManagerSteps(ManagerFaults):
         one, other = data.one_of([self.world.alphabet, self.world.alphabet[::-1]])
         size = self.unit
         rest = data.draw(st.lists(st.sampled_from(self.world.alphabet), min_size=size, max_size=size))
-        first, second, third = [name for name in IDS if name not in self.names_of(live=True)][:3]
+        first, second, third = self.unused()[:3]
         for name, tokens in ((first, [*[one] * size, *rest, one]), (second, [*[other] * size, one])):
             self.bring(name, tokens)
             self.admit_with(name, len(tokens))
@@ -53,7 +51,7 @@ class ManagerSteps(ManagerFaults):
         self.bring(third, [*[other] * size, *rest, one])
         self.look_up(third)
 
-    @step("HIT-1", "MAN-3", "MAN-5", when=lambda self: len(self.names_of(live=True)) < len(IDS))
+    @step("HIT-1", "MAN-3", "MAN-5", when=lambda self: self.unused())
     def come_again(self, data: Drawing) -> None:
         """A request is served at once and goes; its tokens and one more hit what it left, nobody coming between."""
         name = self.arrived(data)
@@ -77,7 +75,7 @@ class ManagerSteps(ManagerFaults):
         """What a look-up found goes to another, and is cached again by whose it was: what counts is what it holds."""
         rest = data.draw(st.lists(st.sampled_from(self.world.alphabet), min_size=1, max_size=self.unit))
         tokens = [*[data.one_of(self.world.alphabet)] * self.unit, *rest]
-        first, second, third = [name for name in IDS if name not in self.names_of(live=True)][:3]
+        first, second, third = self.unused()[:3]
         self.bring(first, tokens)
         self.bring(second, tokens)
         self.bring(third, tokens[::-1])
@@ -98,7 +96,7 @@ class ManagerSteps(ManagerFaults):
         """Whether a live request can go on."""
         return bool(self.unfinished())
 
-    @step("MAN-3", "MAN-8", when=lambda self: self.unfinished() or len(self.names_of(live=True)) < len(IDS), weight=2)
+    @step("MAN-3", "MAN-8", when=lambda self: self.unfinished() or self.unused(), weight=2)
     def advance(self, data: Drawing) -> None:
         """A live request computes the next chunk of its prompt, or decodes a token, some drafts rejected."""
         name = data.one_of(self.unfinished()) if self.unfinished() else self.admitted(data)
@@ -107,7 +105,7 @@ class ManagerSteps(ManagerFaults):
         self.go_on(data, name)
         self.probe()
 
-    @step("MAN-3", "MAN-8", when=lambda self: self.world.groups and len(self.names_of(live=True)) < len(IDS))
+    @step("MAN-3", "MAN-8", when=lambda self: self.world.groups and self.unused())
     def generate(self, data: Drawing) -> None:
         """A request comes, has its prompt computed, and generates a page of tokens."""
         name = self.arrived(data)

@@ -283,7 +283,7 @@ class SwapSteps(GroupSteps):
         """A request is on its way back behind hits when who published them leaves before they were written."""
         writer = data.one_of(self.names_of(live=True))
         case = self.cases[writer]
-        name = next(unused for unused in IDS if unused not in self.away and unused not in self.names_of(live=True))
+        name = next(unused for unused in self.unused() if unused not in self.away)
         self.bring(
             name, [*case.tokens, data.one_of(self.world.alphabet)][: self.max_model_len], case.request.extra_keys
         )

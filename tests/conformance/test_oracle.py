@@ -470,11 +470,13 @@ class Tuned(TextEngine):
     adapters = ("tuned",)
     confuses, adapter = False, ""
 
-    def generate(self, prompts: Any, max_tokens: int, *, n: int = 1, adapters: Any = None) -> Any:  # type: ignore[override]
-        answers = []
-        for prompt, name in zip(prompts, adapters or [None] * len(prompts), strict=True):
+    def generate(
+        self, prompts: Any, max_tokens: int, *, n: int = 1, cache_salts: Any = None, adapters: Any = None
+    ) -> Any:
+        answers, salts = [], cache_salts or [None] * len(prompts)
+        for prompt, salt, name in zip(prompts, salts, adapters or [None] * len(prompts), strict=True):
             self.adapter = (adapters[0] if self.confuses and adapters else name) or ""
-            answers += super().generate([prompt], max_tokens, n=n, cache_salts=[self.adapter])
+            answers += super().generate([prompt], max_tokens, n=n, cache_salts=[f"{salt or ''}/{self.adapter}"])
         return answers
 
     def following(self, text: Sequence[int]) -> tuple[int, float]:
