@@ -18,7 +18,8 @@ from .spelling import Spelling, request_as, request_source
 
 __all__ = [
     *("Call", "GoneError", "Holder", "Key", "Pages", "Prompt", "Ref", "Saying", "Slot", "Spelled"),
-    *("LEFT_OUT", "exchange", "larger", "mended", "refs", "renamed", "resolve", "said_of", "simpler", "written"),
+    *("LEFT_OUT", "exchange", "larger", "mended", "refs", "renamed", "resolve", "said_of", "simpler", "smaller"),
+    "written",
 ]
 
 
@@ -363,7 +364,7 @@ def simpler(value: Any) -> Iterator[Any]:
         yield False
     elif isinstance(value, int | np.integer) and value and type(value) is not bool:
         number, step = int(value), 1 if value > 0 else -1
-        yield from dict.fromkeys((0, step * (abs(number) // 2), number - step))
+        yield from dict.fromkeys((0, *(step * less for less in smaller(abs(number)))))
         if type(value) is not int:
             yield number
     elif type(value) in (list, tuple):
@@ -372,6 +373,16 @@ def simpler(value: Any) -> Iterator[Any]:
         yield from ({name: kept for name, kept in value.items() if name != left_out} for left_out in value)
     elif hasattr(value, "simpler"):
         yield from value.simpler()
+
+
+def smaller(number: int) -> Iterator[int]:
+    """Numbers from half of a positive one up to one less than it, ever closer to it.
+
+    Where all numbers from some one on will do, whoever takes the first of these that will do, again and again, comes to
+    the smallest in tries of the order of the logarithm's square.
+    """
+    parts = range(2, number.bit_length())
+    yield from dict.fromkeys((number // 2, *(number - (number >> part) for part in parts), number - 1))
 
 
 def _shorter(values: Any) -> Iterator[Any]:

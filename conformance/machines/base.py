@@ -38,6 +38,9 @@ Charge = Mapping[str, str] | str
 _SELDOM = 8
 """The number of calls of which one is followed by a look at what is looked at seldom."""
 
+_HURRIED = 1 / 3
+"""What a step costs that is taken in a hurry, in steps otherwise."""
+
 _LABELS = re.compile(r"\b([A-Z]+-\d+|R\d):")
 """How a message of ``check()`` names a clause, as those of ours do."""
 
@@ -61,7 +64,6 @@ class Machine(RuleBasedStateMachine):
             ``callable(first, second)``, which is called with that many arguments by position.
         examples: how many sequences of calls are tried unless told otherwise.
         num_steps: how many steps a sequence has.
-        pursuit: how many times as many steps as usual are taken to make a counterexample shorter.
         always: the clauses that the machine checks after every step, whatever the step is.
         levels: the levels at which it runs; at both, if what it compares depends on no eviction policy.
         capability: what the whole machine is about, by a name of `capabilities`; "" if no backend may lack it.
@@ -83,7 +85,6 @@ class Machine(RuleBasedStateMachine):
     needs: ClassVar[tuple[str, ...]] = ()
     examples: ClassVar[int] = 100
     num_steps: ClassVar[int] = 50
-    pursuit: ClassVar[int] = 1
     always: ClassVar[frozenset[str]] = frozenset({"R1"})
     levels: ClassVar[frozenset[Level]] = frozenset({"exact"})
     capability: ClassVar[str] = ""
@@ -191,6 +192,11 @@ class Machine(RuleBasedStateMachine):
         else:
             drawing = Drawing(None, step.drawn)
             self.run_step(step.name, functools.partial(method, self, drawing), drawing.drawn)
+
+    def cost_of(self, step: TracedStep | Call) -> float:
+        """What it cost to take a step again just now, in steps of this machine as they are in the mean."""
+        del step
+        return _HURRIED if self.hurrying else 1.0
 
     def operate(self, name: str, act: Callable[[], T], arguments: Sequence[Any]) -> T:
         """Makes an operation; see `operations.operation`."""

@@ -90,7 +90,7 @@ class Soak(SoakBase):
         again = type(type(self).__name__, (type(self),), {"session": session.again(session.backend)})()
         try:
             for place, made in enumerate(found.trace):
-                again.closely = place >= self._looked
+                again.closely = place >= self._looked - 1  # and after the last one that was right
                 again.repeat_step(made)
         except Deviation as earlier:
             del session.deviations[found.clause]
@@ -196,7 +196,7 @@ class Soak(SoakBase):
         if computed == self.world.max_model_len:
             raise Nothing
         if computed == case.request.num_tokens:
-            self._grow(name, 1)
+            self.calls.append(self._grow(name, 1))
         count = min(new, self.world.max_model_len - computed)
         if self.world.has_states:
             count = min(count, case.request.num_tokens - computed)
@@ -247,12 +247,13 @@ class Soak(SoakBase):
         named = [int(table.num_pages_per_row[row]) for table in side.tables.page_tables]
         side.tables.append_row([held[count:] for held, count in zip(pages, named, strict=True)], row)
 
-    def _grow(self, name: str, count: int) -> None:
+    def _grow(self, name: str, count: int) -> str:
+        """Appends tokens to a request; returns how a report shows it."""
         case = self.cases[name]
         begin = case.number * _OWN + case.request.num_tokens
         for token in range(begin, begin + count):
             case.request.append(token)
-        self.calls.append(f"{name} grows by [*range({begin}, {begin + count})]")
+        return f"{name} grows by [*range({begin}, {begin + count})]"
 
     # -- Steps of many --------------------------------------------------------------------------------------
 
@@ -268,7 +269,7 @@ class Soak(SoakBase):
             delay: whether pages are published late.
             mirrored: whose shadow is looked up before anything else is read; "" for none.
         """
-        going = []
+        going, grown = [], []
         for name in self.running()[:count]:
             case = self.cases[name]
             computed = min(case.given, case.request.num_tokens)
@@ -276,9 +277,13 @@ class Soak(SoakBase):
             if room < 1 or (tabled and case.row < 0):
                 continue
             if computed == case.request.num_tokens:
-                self._grow(name, min(new, room))
+                grown.append(self._grow(name, min(new, room)))
             most = case.request.num_tokens - computed if self.world.has_states else room
             going.append((name, computed, min(new, most, room)))
+        many = (
+            f"# {len(grown)} of the requests grow by {new} tokens of their own each, or by as many as there is room for"
+        )
+        self.calls += grown if len(grown) <= 3 else [many]
         if not going or not self.offers("manager", "allocate_slots_batch"):
             raise Nothing
         names, computeds, news = (list(values) for values in zip(*going, strict=True))

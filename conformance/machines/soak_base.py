@@ -1,6 +1,6 @@
 """What the soak stands on: managers with all that they have, what is known of requests, and how states are compared."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kvproof.spec.declarations import Request
 
 from ..backends.loading import Backend
+from ..calls.datum import Call
 from ..calls.kinds import numbers_of
 from ..calls.manager import MANAGER
 from ..calls.readings import page_views
@@ -16,6 +17,8 @@ from .base import Both, Charge, Field, Machine, Nothing, Side
 from .meetings import Meetings
 from .pool_state import event_fields, follow, order_clause, pin_fields, pool_fields, pool_options, whole_fields
 from .properties import start
+from .session import TracedStep
+from .soak_lives import MOST_CALLS, STEPS, WORK
 from .worlds import World
 
 __all__ = ["Served", "SoakBase", "copies_of", "hit_of", "page_ids_of", "plan_of"]
@@ -27,8 +30,15 @@ _A_CALL = 16
 """What a call costs beside the pages that it touches, in pages."""
 
 
+_A_STEP = WORK / STEPS
+"""The pages that count as a step where a counterexample is made shorter: those of a step of the fullest life."""
+
 _OF_MANY = frozenset({"come_many", "step", "go_many", "restore", "reset", "commit"})
 """The operations that touch what all requests hold."""
+
+
+_CALLS = {"come_many": (1, 2), "go_many": (0, 1), "rank_often": (2, 1)}
+"""The operations that make many calls: which of their arguments says how many, and the calls for each of those."""
 
 
 @dataclass
@@ -86,7 +96,6 @@ class SoakBase(Machine):
 
     needs: ClassVar[tuple[str, ...]] = ("CacheManager", "CachePages", "MultiGroupPageTable")
     examples, num_steps = 16, 30
-    pursuit = 6
     always = frozenset(
         {"R1", "POOL-1", "POOL-2", "POOL-3", "POOL-5", "POOL-7", "POOL-8", "POOL-9", "POOL-10", "POOL-11", "EVICT-1"}
         | {"HASH-1", "HASH-2", "HASH-3", "MAN-1", "MAN-2", "MAN-3", "MAN-4", "MAN-5", "MAN-8", "MAN-10", "MAN-11"}
@@ -102,6 +111,8 @@ class SoakBase(Machine):
         self._looked = 0
         self._unseen = 0
         """The work since the whole state was last looked at; see `count_work`."""
+        self._unlooked = 0
+        """The calls since then: where there are some, it is not known which of them makes a difference."""
 
     # -- A life ---------------------------------------------------------------------------------------------
 
@@ -199,6 +210,15 @@ class SoakBase(Machine):
         self._unseen += 0 if looked else work
         return work + (2 * self.world.num_pages if looked else 0)
 
+    def cost_of(self, step: TracedStep | Call) -> float:
+        """See `Machine.cost_of`: an operation that makes hundreds of calls costs as much as hundreds of steps."""
+        if isinstance(step, Call) or isinstance(step.drawn, Mapping):
+            return self.world.num_pages / _A_STEP
+        *arguments, _ = step.drawn
+        place, each = _CALLS.get(step.name, (0, 0))
+        calls = each * min(arguments[place], MOST_CALLS) if each else 1
+        return (self.count_work(step.name, arguments) + _A_CALL * (calls - 1)) / _A_STEP
+
     def looks_at_all(self) -> bool:
         """See `Machine.looks_at_all`: the whole state is looked at seldom."""
         return True
@@ -210,9 +230,10 @@ class SoakBase(Machine):
             return
         sampled = not self.session.repeats and (place <= _CLOSELY or self._unseen > 2 * self.world.num_pages)
         if self.closely or self.closing or sampled:
-            super().compare_states(charge if place - self._looked <= 1 or self.closing else {}, fixed)
-            self._looked, self._unseen = place, 0
+            super().compare_states({} if self._unlooked and not self.closing else charge, fixed)
+            self._looked, self._unseen, self._unlooked = place, 0, 0
         else:
+            self._unlooked += 1
             free = self.spec.pool.get_num_free_pages()
             self.check("POOL-2", "number of free pages", free, lambda: int(self.backend.pool.get_num_free_pages()))
 

@@ -15,27 +15,26 @@ _ACTS = ("_tidy", "_forget", "_rank", "_move", "_go", "_mirror", "_return")
 
 T = TypeVar("T")
 
-__all__ = ["STEM", "Chance", "Life"]
+__all__ = ["MOST_CALLS", "STEM", "STEPS", "WORK", "Chance", "Life"]
 
-_MOST_LIVE = 300
+MOST_CALLS = 300
+"""The most requests that are live, and the most times that a prefix is ranked in one operation."""
+
 _MOST_LISTED = 2000
 _FEW_LIVE = 6
 _MOST_PAGES = 4096
 _MOST_STEPS = 10_000
-_STEPS = 120
+STEPS = 120
 """The steps of a life by default, to which its work is measured."""
 _MOST_RANKED = 500
 """Pages of a pool whose policy the specification can follow: it looks at all of them where it takes one."""
-
-_MOST_RANKS = 300
-"""The most times that a prefix is ranked in one operation."""
 
 _EVERYONE = 10_000
 
 STEM = 1_500_000_000
 """Tokens from here on are those that requests share."""
 
-_WORK = 100_000
+WORK = 100_000
 """The pages that the calls of a life may touch, looks at its whole state included; see `SoakBase.count_work`."""
 
 _GROUPS = (
@@ -110,12 +109,12 @@ class Life:
         self._theme = _dealt(seed, number, ["many", "long", "any", "decoding"])
         self._commits = self._theme == "long" and chance.one_of([True, False])  # which compiles a program each time
         self._decodes = self._theme == "decoding"  # a few requests, for long, whose windows leave pages behind
-        self.rows = chance.size(_FEW_LIVE) if self._decodes else self._sized("many", _MOST_LIVE)
+        self.rows = chance.size(_FEW_LIVE) if self._decodes else self._sized("many", MOST_CALLS)
         self.world = self._world()
         has_prompt = self._theme != "many" and chance.integer(0, 1)
         self.prompt = self._large(max(self.world.max_model_len // 2, 1)) if has_prompt else 0
         self.length = min(most // 2 + chance.size(most), _MOST_STEPS)
-        self.work = _WORK * max(most // _STEPS, 1)
+        self.work = WORK * max(most // STEPS, 1)
 
     def _world(self) -> World:
         chance = self._chance
@@ -303,7 +302,7 @@ class Life:
             expires = self._now + chance.integer(1, 4) if chance.integer(0, 1) else None
             acts += [("pin", (name, tokens))] * 2
             acts += [("rank", (name, chance.one_of([1, 2, -1, 0, 1000]), expires))] * 2
-            acts += [("rank_often", (name, chance.integer(-8, 8), chance.size(_MOST_RANKS), expires))] * 2
+            acts += [("rank_often", (name, chance.integer(-8, 8), chance.size(MOST_CALLS), expires))] * 2
         self._plans.append(chance.one_of(acts))
 
     def _move(self, soak: "Soak") -> None:

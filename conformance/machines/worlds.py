@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from ..backends.loading import Backend
-from ..calls.datum import Holder
+from ..calls.datum import Holder, smaller
 from ..calls.spelling import TOKENS, Spelling
 from .draws import token_lists
 
@@ -104,8 +104,8 @@ class Group:
         if self.flagged:
             yield replace(self, flagged=False)
         for name in ("page_size", "extent"):
-            number = getattr(self, name)
-            yield from (replace(self, **{name: less}) for less in (number // 2, number - 1) if less > 0)
+            less: Iterator[Any] = smaller(getattr(self, name))
+            yield from (replace(self, **{name: number}) for number in less if number > 0)
 
     def __str__(self) -> str:
         more = f", {_EXTENTS[self.kind]}={self.extent}" if self.kind in _EXTENTS else ""
@@ -223,8 +223,8 @@ class World:
             for other in group.simpler():
                 yield replace(self, groups=(*self.groups[:place], other, *self.groups[place + 1 :]))
         for name in ("num_pages", "max_model_len"):
-            number = getattr(self, name)
-            yield from (replace(self, **{name: fewer}) for fewer in (number // 2, number - 1) if fewer > 1)
+            fewer: Iterator[Any] = smaller(getattr(self, name))
+            yield from (replace(self, **{name: number}) for number in fewer if number > 1)
 
     def tighter(self) -> Iterator["World"]:
         """Worlds with a few pages fewer."""

@@ -236,7 +236,7 @@ class _Budget:
         self.started = time.monotonic()
         self.taken = 0
         usual = machine.examples * machine.num_steps
-        self.shrinking = round(usual * machine.pursuit * search.get("shrinking", SHRINKING))
+        self.shrinking = round(usual * search.get("shrinking", SHRINKING))
         self.shrink_seconds = search.get("shrink_seconds", math.inf)
         self._going_on = usual * search.get("going_on", GOING_ON)
         self._seconds = search.get("seconds", 0.0)

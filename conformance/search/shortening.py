@@ -30,9 +30,6 @@ _MOST_NUMBER = 8
 
 _NUMBER = re.compile(r"\d+")
 
-_HURRY = 3
-"""The number of steps in a hurry that take as long as one otherwise."""
-
 _MANY = 12
 """More steps than these are first taken in a hurry."""
 
@@ -42,7 +39,7 @@ _FEW = 8
 Steps = tuple[TracedStep | Call, ...]
 
 
-def shorten(machine: type[Machine], session: Session, steps: int, seconds: float = inf) -> int:
+def shorten(machine: type[Machine], session: Session, steps: int, seconds: float = inf) -> float:
     """Shortens the session's shortest deviation; the session keeps what is shorter.
 
     Args:
@@ -52,7 +49,7 @@ def shorten(machine: type[Machine], session: Session, steps: int, seconds: float
         seconds: a limit of time; where it ends the search, the session notes that.
 
     Returns:
-        How many steps were taken.
+        How many steps were taken, each counted by what it cost; see `Machine.cost_of`.
     """
     found = session.shortest
     if found is None:
@@ -90,7 +87,7 @@ class _Shortening:
         self._most, self._seconds, self._end = most, seconds, monotonic() + seconds
         self._hurries = False
         self.found = found
-        self.steps = 0
+        self.steps = 0.0
 
     def run(self) -> None:
         """Looks until nothing is found any more; where the same steps do not deviate again, it does not look."""
@@ -110,8 +107,9 @@ class _Shortening:
             self._take_apart()
             self._leave_out_alike()
             self._leave_out_steps()
-            self._simplify_start()
             self._simplify_draws()
+            self._simplify_start()
+            self._exchange_draws()
             self._leave_out_pairs()
             self._tighten()
 
@@ -214,15 +212,21 @@ class _Shortening:
                 )
 
     def _simplify_draws(self) -> None:
-        """Makes draws simpler, one by one, those of the last step first; or other ones, where that shortens."""
+        """Makes draws simpler, one by one, those of the last step first."""
         for place in reversed(range(1, len(self.found.trace))):
             self._simplify_call(place)
             drawn = 0
             while drawn < len(self._drawn(place)):
                 value = self._drawn(place)[drawn]
                 if not any(self._keep(self._with_draw(place, drawn, less)) for less in simpler(value)):
-                    _ = any(self._keep(self._with_draw(place, drawn, other), shorter=True) for other in _others(value))
                     drawn += 1
+
+    def _exchange_draws(self) -> None:
+        """Tries other numbers in the place of those that cannot be made simpler, where that shortens."""
+        for place in reversed(range(1, len(self.found.trace))):
+            for drawn, value in enumerate(self._drawn(place)):
+                if any(self._keep(self._with_draw(place, drawn, other), shorter=True) for other in _others(value)):
+                    break  # its step may draw something else by now, or be gone
 
     def _simplify_call(self, place: int) -> None:
         """Makes the arguments of a call simpler."""
@@ -310,14 +314,16 @@ class _Shortening:
         Returns:
             The deviation that they end in; None if they end in none.
         """
-        self.steps += len(steps) // (_HURRY if hurrying else 1)
         taken = machine()
         try:
-            taken.closely = closely or self.found.inner
+            taken.closely = closely
             for place, step in enumerate(steps):
                 taken.closing = place == len(steps) - 1
                 taken.hurrying = hurrying and not taken.closing
-                taken.repeat_step(step)
+                try:
+                    taken.repeat_step(step)
+                finally:
+                    self.steps += taken.cost_of(step)
             if self.found.inner:
                 taken.end()
         except Deviation as found:

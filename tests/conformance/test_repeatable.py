@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import kvproof.spec
 from kvproof.conformance.backends.loading import Backend
+from kvproof.conformance.calls.datum import simpler
 from kvproof.conformance.cli import main
 from kvproof.conformance.machines import MACHINES, Machine, session
 from kvproof.conformance.machines.base import Field
@@ -256,6 +257,21 @@ def test_making_shorter_is_bounded_by_steps() -> None:
     none, few = (run_machine(MACHINES["pool"], broken, 1, shrinking=share) for share in (0.0, 1.0))
     assert few.deviations[0].num_calls <= none.deviations[0].num_calls
     assert runner.SHRINKING <= 5
+
+
+def test_the_smallest_number_that_will_do_is_found_in_few_tries() -> None:
+    """Of up to 2,000 requests or pages; going down one by one would take as many tries as there are numbers."""
+    for least in (1, 2, 3, 65, 256, 999, 1000, 1001, 1999):
+        number, tries, changed = 2000, 0, True
+        while changed:
+            changed = False
+            for less in simpler(number):
+                tries += 1
+                if less >= least:
+                    number, changed = less, True
+                    break
+        assert number == least
+        assert tries <= 80
 
 
 def test_what_a_comparison_takes_is_taken_while_a_counterexample_is_made_shorter() -> None:

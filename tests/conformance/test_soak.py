@@ -5,11 +5,14 @@ from typing import Any
 
 import kvproof.fast
 import kvproof.spec
-from kvproof.conformance.backends.loading import Backend
+from kvproof.conformance.backends.loading import Backend, load_backend
 from kvproof.conformance.machines.meetings import PAIRS, Meetings, pair
+from kvproof.conformance.machines.session import Session, TracedStep
 from kvproof.conformance.machines.soak import Soak
 from kvproof.conformance.machines.soak_lives import Chance, Life
+from kvproof.conformance.machines.worlds import Group, World
 from kvproof.conformance.search.runner import run_machine
+from kvproof.spec.clauses import CLAUSES
 
 _PAIRS_OF_ONE_SEED = 80
 """Of 105: a check draws each seed's own pairs, and three seeds let nearly all of them meet."""
@@ -18,6 +21,18 @@ _PAIRS_OF_ONE_SEED = 80
 def backend_with(**names: Any) -> Backend:
     public = {name: getattr(kvproof.fast, name) for name in kvproof.fast.__all__}
     return Backend("spoilt", SimpleNamespace(**(public | names)))
+
+
+def born(rows: int) -> Soak:
+    """A soak at the beginning of a life: two pages for each of some requests."""
+
+    class Bound(Soak):
+        session = Session(Backend("kvproof.fast", kvproof.fast), CLAUSES, repeats=True)
+
+    soak = Bound()
+    world = World(2 * rows + 1, (Group("full", 4),), 64)
+    soak.repeat_step(TracedStep("construct", {"world": world, "rows": rows}))
+    return soak
 
 
 def test_sizes_are_log_uniform_and_follow_from_the_seed() -> None:
@@ -72,6 +87,37 @@ def test_a_fault_past_so_many_requests_is_found_and_told_in_few_calls() -> None:
             break
     assert found.deviations
     assert found.deviations[0].num_calls <= 15, "\n".join(found.deviations[0].calls)
+
+
+def test_what_is_found_past_255_holders_is_found_again_when_it_is_made_shorter() -> None:
+    """A difference of the state is charged to the call before it, at first and when the calls are made again."""
+    faulty = load_backend("kvproof.conformance.catalogue:references_counted_in_a_byte")
+    found = run_machine(Soak, faulty, 0, shrinking=0.2)
+    assert found.unrepeated == ""
+    assert [(deviation.clause, deviation.num_calls) for deviation in found.deviations] == [("MAN-2", 2)]
+
+
+def test_a_step_of_many_requests_costs_as_much_as_many_steps() -> None:
+    """By what it costs is bounded how long counterexamples are made shorter: with 300 requests for fewer tries."""
+    soak, costs = born(300), []
+    for name, arguments in (("come", (1, [[5, 1]])), ("come_many", (2, 100, 1, 0)), ("come_many", (200, 199, 1, 0))):
+        step = TracedStep(name, (*arguments, {}), is_operation=True)
+        soak.repeat_step(step)
+        costs.append(soak.cost_of(step))
+    one, hundred, two_hundred = costs
+    assert len(soak.running()) == 299
+    assert one < 0.5
+    assert hundred > 100 * one
+    assert 1.9 < two_hundred / hundred < 2.5
+
+
+def test_hundreds_of_requests_that_grow_are_told_in_a_line() -> None:
+    soak = born(8)
+    soak.repeat_step(TracedStep("come_many", (1, 5, 3, 0, {}), is_operation=True))
+    soak.repeat_step(TracedStep("step", (5, 2, 0, False, False, {}), is_operation=True))
+    assert [call for call in soak.calls if "grow" in call] == [
+        "# 5 of the requests grow by 2 tokens of their own each, or by as many as there is room for"
+    ]
 
 
 def test_features_meet_within_a_scene() -> None:
