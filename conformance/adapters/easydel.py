@@ -7,7 +7,6 @@ LoRA adapter or a version of the weights: those don't arrive.
 """
 
 import functools
-import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -78,9 +77,8 @@ def __getattr__(name: str) -> Any:
 def _module(name: str) -> Any:
     # Its own switch. Else it adds flags for GPUs to XLA_FLAGS, at which the jaxlib of today ends the process.
     os.environ.setdefault("EASYDEL_AUTO", "0")
-    found = EASYDEL.module(f"easydel.inference.esurge.{name}")
-    logging.getLogger("eSurgeEngine").setLevel(logging.ERROR)  # it tells of every reset of a cache
-    return found
+    os.environ.setdefault("LOGGING_LEVEL_ED", "ERROR")  # it tells of every reset of a cache
+    return EASYDEL.module(f"easydel.inference.esurge.{name}")
 
 
 # -- Requests -----------------------------------------------------------------------------------------------

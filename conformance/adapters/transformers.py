@@ -19,7 +19,7 @@ from .peers import Peer
 
 __all__ = ["CacheManager", "CachePages", "kvproof_lacks", "kvproof_made_for"]
 
-kvproof_made_for = Peer("transformers", ("5.23.0",), "pip install torch==2.13.0 transformers==5.23.0")
+kvproof_made_for = Peer("transformers", ("5.23.0",), "pip install torch==2.13.0 transformers==5.23.0 psutil")
 
 kvproof_lacks = (
     *("groups", "events", "counters", "batch", "pins", "snapshots", "swaps", "shards", "keys", "views"),
