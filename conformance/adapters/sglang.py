@@ -27,9 +27,9 @@ __all__ = ["CacheManager", "PagePool", "kvproof_lacks", "kvproof_made_for"]
 kvproof_made_for = Peer(
     "sglang",
     ("0.5.23",),
-    "pip install torch==2.14.1 torchvision==0.29.1 transformers==5.23.0 orjson psutil pybase64 requests packaging pillow "
-    "starlette msgspec pydantic pyzmq tqdm ipython aiohttp dill apache-tvm-ffi sentencepiece openai partial-json-parser "
-    "compressed-tensors gguf && pip install --no-deps sglang==0.5.23",
+    "pip install torch==2.14.1 torchvision==0.29.1 transformers==5.23.0 orjson psutil pybase64 requests packaging "
+    "pillow starlette msgspec pydantic pyzmq tqdm ipython aiohttp dill apache-tvm-ffi sentencepiece openai "
+    "partial-json-parser compressed-tensors gguf && pip install --no-deps sglang==0.5.23",
 )
 
 kvproof_lacks = (
