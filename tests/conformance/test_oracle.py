@@ -63,7 +63,7 @@ def test_faults_at_the_boundary_of_our_engine_are_found_in_few_requests() -> Non
     requests, missed = {}, []
     for name, bug in SERVED_BUGS.items():
         engine = functools.partial(small_engine, f"kvproof.conformance.catalogue:{name}", *bug.setups)
-        judgement = judged(engine, scripts=8, relations=(bug.machine,), tolerance=1e-3, tries=30)
+        judgement = judged(engine, scripts=8, relations=(bug.machine,), tolerance=1e-3, tries=15)
         if not {found.clause for found in judgement.deviations} & bug.clauses:
             missed.append((name, judgement.ended, judgement.deviations))
         else:
