@@ -230,8 +230,10 @@ class Table(TableSteps):
     def send_a_long_row(self, source: Drawing) -> Calls:
         """A row is sent, grows by more pages than a request has in the other tables, and is sent again."""
         table, row = Ref("table"), source.integer(0, self.num_rows - 1)
-        if self.rooms(row)[0] < _LONG_ROW:
+        if self.rooms(row)[0] < _LONG_ROW and self.can_call(TABLE["clear_row"]):
             yield self.call_of("clear_row", table, row_idx=row)
+        elif self.rooms(row)[0] < _LONG_ROW:  # as those without it do
+            yield self.call_of("add_row", table, page_ids=[], row_idx=row)
         few, many = source.integer(0, 2), _LONG_ROW - source.integer(2, _LONG_ROW // 3)
         for pages in ([1] * few, list(range(1, many + 1))):
             yield self.call_of("append_row", table, page_ids=pages, row_idx=row)

@@ -191,22 +191,24 @@ def test_what_a_backend_lacks_is_not_walked() -> None:
     assert not any(report.deviations for report in found.values())
 
 
-def test_batches_are_no_part_of_tables_that_take_none() -> None:
-    """As vLLM's: `append_rows_batch` is optional, and was called all the same."""
+@pytest.mark.parametrize("lacking", ["append_rows_batch", "clear_row"])
+@pytest.mark.parametrize("machine", ["small-table", "table"])
+def test_what_tables_may_lack_is_not_called(machine: str, lacking: str) -> None:
+    """As vLLM's lack batches, and tpu-inference's `clear_row`: both are optional, and were called all the same."""
 
     class Rows:
         def __init__(self, max_num_reqs: int, max_num_pages_per_req: int, max_num_batched_tokens: int) -> None:
             self.own = kvproof.spec.PageTable(max_num_reqs, max_num_pages_per_req, max_num_batched_tokens)
 
         def __getattr__(self, name: str) -> object:
-            if name == "append_rows_batch":
+            if name == lacking:
                 raise AttributeError(name)
             return getattr(self.own, name)
 
     class Holder:
         PageTable = Rows
 
-    assert not run_machine(MACHINES["small-table"], Backend("rows", Holder), 0, examples=60).deviations
+    assert not run_machine(MACHINES[machine], Backend("rows", Holder), 0, examples=60).deviations
 
 
 def test_a_backend_that_does_not_repeat_itself_is_no_crash() -> None:
