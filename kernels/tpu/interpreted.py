@@ -33,6 +33,9 @@ Mode = Literal["eager", "on_wait"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 """When copies are made: as soon as they are started, or when somebody waits for them."""
 
+_SMALLEST = 128
+"""The fewest keys of a block where a kernel decodes."""
+
 _LOG = "jax._src.pallas.mosaic.interpret"
 
 _reset: Callable[[], None] = pltpu.reset_tpu_interpret_mode_state
@@ -70,7 +73,7 @@ def attend(
         window: as there.
         chunk: as there.
         soft_cap: as there.
-        decode_block: as there.
+        decode_block: as there. None: 128 keys, or a page where that is more: the smaller, the sooner it is compiled.
         prefill_block: as there.
         mode: one of `MODES`.
 
@@ -78,7 +81,8 @@ def attend(
         ValueError: the kernels do not take such a call; on a TPU it is left to XLA.
     """
     masks: dict[str, Any] = {"causal": causal, "window": window, "chunk": chunk, "soft_cap": soft_cap}
-    blocks: dict[str, Any] = {"decode_block": decode_block, "prefill_block": prefill_block}
+    smallest = max(kv_pages.shape[1], _SMALLEST)
+    blocks: dict[str, Any] = {"decode_block": decode_block or smallest, "prefill_block": prefill_block}
     options = options_of_call(unsupported, queries, kv_pages, page_table, num_kv_heads, **masks, **blocks)
     kernel = partial(_attend, options=options)
     return _run(kernel, mode, queries, kv_pages, kv_lens, page_table, cu_q_lens, num_seqs)
