@@ -42,6 +42,9 @@ _GROUPS = (
     *("full aligned", "full aligned", "window aligned", "full full"),
 )
 
+_KEEPING = ("full", "mla", "full full", "full window")
+"""Groups whose prefixes are hit whatever steps they were computed in, and the more requests share them, the better."""
+
 _GIVING_BACK = ("window", "chunk", "full window", "full chunk")
 
 _OPTIONS: tuple[dict[str, Any], ...] = (
@@ -109,7 +112,9 @@ class Life:
         self._theme = _dealt(seed, number, ["many", "long", "any", "decoding"])
         self._commits = self._theme == "long" and chance.one_of([True, False])  # which compiles a program each time
         self._decodes = self._theme == "decoding"  # a few requests, for long, whose windows leave pages behind
+        self._shares = self._theme == "many" and number // 4 % 2 == 0  # whoever comes hits what the first one published
         self.rows = chance.size(_FEW_LIVE) if self._decodes else self._sized("many", MOST_CALLS)
+        self.rows = MOST_CALLS if self._shares else self.rows
         self.world = self._world()
         has_prompt = self._theme != "many" and chance.integer(0, 1)
         self.prompt = self._large(max(self.world.max_model_len // 2, 1)) if has_prompt else 0
@@ -120,15 +125,18 @@ class Life:
         chance = self._chance
         size = chance.one_of([1, 2, 4, 16, 16, 64])
         listed = chance.integer(32, 128) if self._decodes else self._sized("long", _MOST_LISTED)
-        kinds = (chance.one_of(_GIVING_BACK) if self._decodes else _dealt(self._seed, self._life, _GROUPS)).split()
+        kinds = self._kinds().split()
         sizes = [size * chance.one_of([1, 1, 2]) for _ in kinds]
         farthest = 8 if self._decodes else max(listed // 2, 1)
         groups = tuple(
             Group(kind, own, chance.size(own * farthest) if kind in ("window", "chunk") else 1)
             for kind, own in zip(kinds, sizes, strict=True)
         )
-        room = max(listed, self.rows) * chance.one_of([1, 1, 2, 4]) * len(kinds)
+        room = max(listed, self.rows) * chance.one_of([2, 4, 4, 8] if self._theme == "many" else [1, 1, 2, 4])
+        room *= len(kinds)
         options = {} if self._decodes else dict(_dealt(self._seed, self._life, _OPTIONS))
+        if self._shares and "eviction" in options:
+            options = {}  # a policy's pool has no room for them
         if "eviction" in options:
             listed, room = min(listed, _MOST_RANKED // 8), min(room, _MOST_RANKED)
         if any(group.gives_back for group in groups) and (self._decodes or chance.integer(0, 1)):
@@ -136,6 +144,14 @@ class Life:
         eagle = chance.rarely()
         length = max(listed * size + chance.integer(0, size), 2 * max(sizes) + 2)
         return World(min(max(room, 8), _MOST_PAGES), groups, length, True, eagle, options)
+
+    def _kinds(self) -> str:
+        """The kinds of the groups."""
+        if self._decodes:
+            return self._chance.one_of(_GIVING_BACK)
+        if self._shares:
+            return self._chance.one_of(_KEEPING)
+        return _dealt(self._seed, self._life, _GROUPS)
 
     def _sized(self, theme: str, most: int) -> int:
         """A number from 1 to ``most``: a large one where this life is about it."""
@@ -223,7 +239,8 @@ class Life:
         self._plans.append(("come_many", (first, count, chance.size(2 * self.world.unit), shared)))
         if soak.offers("manager", "get_num_common_prefix_pages") and chance.integer(0, 1):
             self._plans.append(("count_common", (f"m{first}",)))
-        if chance.integer(0, 1 if opens else 2) == 0:
+        leaves = opens and self._shares and self._life < 8
+        if leaves or chance.integer(0, 1 if opens else 2) == 0:
             self._plans.append(("go", (f"m{first}", self.world.max_model_len)))  # who published what all hit
         self._number += count
 
