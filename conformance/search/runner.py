@@ -5,7 +5,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -166,55 +166,85 @@ def run_machine(
     if missing:
         return MachineReport(machine.name, checked, missing=missing, level=level)
     count = max(round(machine.examples * search.get("effort", 1.0)), 1) if examples is None else examples
-    budget = _Budget(machine, search)
-    known: set[str] = set()
-    rounds: list[Session] = []
-    scripts: list[Script | None] = []
     watch = Watch(search.get("step_timeout", 0.0), board)
-
-    def report(note: str = "") -> MachineReport:
-        merged = _merged(machine.name, checked, rounds, time.monotonic() - budget.started)
-        first = rounds[0].first_at - budget.started if rounds[0].deviations else 0.0
-        notes = [part for part in (merged.note, budget.note, note) if part]
-        made = [script for script in scripts if script is not None]
-        ended = merged.ended and not note
-        return replace(merged, scripts=made, seconds_to_first=first, ended=ended, note="; ".join(notes))
-
-    with _no_traces(), watch.watching(), interruptible(signal.SIGINT), _telling(rounds, report):
-        while True:
-            few = max(count / machine.examples, 1.0)
-            session = Session(backend, looked_at - known, few, level, known, watch=watch)
-            rounds.append(session)
-            bound: type[Machine] = type(machine.__name__, (machine,), {"session": session})
-            _explore(bound, session, seed, count)
-            if watch.hung:
-                _shorten_stopped(bound, session)
-                break
-            session.settle()
-            budget.taken += session.steps
-            calls = session.calls_in_a_step
-            budget.taken += round(
-                shorten(bound, session, round(budget.shrinking * calls), budget.shrink_seconds) / calls
-            )
-            if session.shortest is None:
-                make_again(bound, session)
-                break
-            known.add(session.shortest.clause)
-            found_by = search.get("found_by", "")
-            scripts += [_script(bound, session.shortest, found_by)] if found_by else []
-            if known >= checked or budget.is_spent():
-                break
-    return report()
+    rounds = _Rounds(machine, backend, looked_at, count, search, watch)
+    with _no_traces(), watch.watching(), interruptible(signal.SIGINT):
+        try:
+            while rounds.take(seed):
+                pass
+        except Interrupted as end:
+            end.reports += [rounds.report("interrupted")] if rounds.sessions else []
+            raise
+    return rounds.report()
 
 
-@contextmanager
-def _telling(rounds: list[Session], report: Callable[[str], MachineReport]) -> Iterator[None]:
-    """Within, whoever interrupts the machine is told what it has found so far."""
-    try:
-        yield
-    except Interrupted as end:
-        end.reports += [report("interrupted")] if rounds else []
-        raise
+class _Rounds:
+    """The rounds of one machine: each leaves out the clauses by which those before it saw the backend deviate.
+
+    Args:
+        machine: the machine.
+        backend: the backend.
+        looked_at: the labels of the clauses to look at.
+        count: sequences of calls in a round.
+        search: how it searches; see `run_machine`.
+        watch: stops steps that take too long.
+
+    Attributes:
+        sessions: what each round did.
+    """
+
+    def __init__(
+        self,
+        machine: type[Machine],
+        backend: Backend,
+        looked_at: frozenset[str],
+        count: int,
+        search: Search,
+        watch: Watch,
+    ) -> None:
+        self._machine, self._backend, self._looked_at, self._count = machine, backend, looked_at, count
+        self._checked = clauses_of_machine(machine) & looked_at
+        self._level: Level = search.get("level", "exact")
+        self._found_by = search.get("found_by", "")
+        self._watch = watch
+        self._budget = _Budget(machine, search)
+        self._known: set[str] = set()
+        self._scripts: list[Script | None] = []
+        self.sessions: list[Session] = []
+
+    def take(self, seed: int) -> bool:
+        """Takes a round; returns whether another shall follow."""
+        effort = max(self._count / self._machine.examples, 1.0)
+        clauses = self._looked_at - self._known
+        session = Session(self._backend, clauses, effort, self._level, self._known, watch=self._watch)
+        self.sessions.append(session)
+        bound: type[Machine] = type(self._machine.__name__, (self._machine,), {"session": session})
+        _explore(bound, session, seed, self._count)
+        if self._watch.hung:
+            _shorten_stopped(bound, session)
+            return False
+        session.settle()
+        budget, calls = self._budget, session.calls_in_a_step
+        shortening = shorten(bound, session, round(budget.shrinking * calls), budget.shrink_seconds)
+        budget.taken += session.steps + round(shortening / calls)
+        if session.shortest is None:
+            make_again(bound, session)
+            return False
+        self._known.add(session.shortest.clause)
+        self._scripts += [_script(bound, session.shortest, self._found_by)] if self._found_by else []
+        return not (self._known >= self._checked or budget.is_spent())
+
+    def report(self, note: str = "") -> MachineReport:
+        """What was found up to now; ``note``: why the rounds end before they do by themselves, if they do."""
+        budget, first = self._budget, self.sessions[0]
+        merged = _merged(self._machine.name, self._checked, self.sessions, time.monotonic() - budget.started)
+        return replace(
+            merged,
+            scripts=[script for script in self._scripts if script is not None],
+            seconds_to_first=first.first_at - budget.started if first.deviations else 0.0,
+            ended=merged.ended and not note,
+            note="; ".join(part for part in (merged.note, budget.note, note) if part),
+        )
 
 
 class _Budget:
