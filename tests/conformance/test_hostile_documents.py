@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproof.conformance.cli import main
-from kvproof.conformance.commands.check_options import add_options, read_options
+from kvproof.conformance.commands.check_options import Options, add_options, read_options
 from kvproof.conformance.commands.deep import resumed
 from kvproof.conformance.console.named import BadInputError
 from kvproof.conformance.machines import MACHINES
@@ -94,14 +94,20 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> str:
     return written.read_text(encoding="utf-8")
 
 
+@pytest.fixture(scope="module")
+def options(path: Path) -> Options:
+    """The options of going on from it."""
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    return read_options(parser.parse_args(["--backend", "kvproof.fast", *DEEP, "--state", str(path)]))
+
+
 @settings(max_examples=150, deadline=None)
 @given(number=st.integers(0, 2**32 - 1))
-def test_a_damaged_state_of_a_deep_run_is_gone_on_from_or_refused(path: Path, state: str, number: int) -> None:
+def test_a_damaged_state_of_a_deep_run_is_gone_on_from_or_refused(
+    path: Path, state: str, options: Options, number: int
+) -> None:
     drawn = random.Random(number)
     document, _ = damaged(json.loads(state), drawn.randrange)
     path.write_text(json.dumps(document), encoding="utf-8")
-    parser = argparse.ArgumentParser()
-    add_options(parser)
-    given_options = parser.parse_args(["--backend", "kvproof.fast", *DEEP, "--state", str(path)])
-    options = read_options(given_options)
     attempt(lambda: resumed(options, 1), len(state), BadInputError)
