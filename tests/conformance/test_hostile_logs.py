@@ -26,7 +26,7 @@ def made(*objects: tuple[str, dict[str, Any]]) -> str:
 @pytest.mark.parametrize(
     ("objects", "message"),
     [
-        ([("PagePool", POOL)] * 40, "pages in all"),
+        ([("PagePool", POOL | {"num_pages": 3}), *[("PagePool", POOL)] * 40], "pages in all"),
         ([("CacheManager", MANAGER)] * 40, "pages in all"),
         ([("CacheManager", MANAGER | {"num_host_pages": 1 << 40})], "num_host_pages"),
         ([("PageTable", TABLE)] * 40, "entries in all"),
