@@ -400,7 +400,7 @@ class ReuseOrder:
         if not page:
             return self.marks.root(tree.group_id)
         if self.mark_cell[page] == _NOT_YET:
-            self._compute()
+            self.settle()
         return self.mark_cell[page]
 
     def note_next(self, page: int, after: int, place: int, tokens: bytes, extra: bytes) -> None:
@@ -408,19 +408,24 @@ class ReuseOrder:
         self._noted.append((page, after, place, tokens, extra))
         self.mark_cell[page] = _NOT_YET
         if len(self._noted) > _MOST_NOTED:
-            self._compute()
+            self.settle()
 
     def note_part(self, tree: RunTree, page: int, after: int, place: int, tokens: bytes, extra: bytes) -> None:
         """`note_next` for a page that isn't full, which may be a request's first: then ``after`` is 0 (MAN-17)."""
         self.mark_cell[page] = self.marks.next(self._mark_behind(tree, after), place, tokens, extra)
 
-    def _compute(self) -> None:
-        """Computes the marks of the pages that `note_next` was given. O(tokens)."""
-        cell = self.mark_cell
-        pages, before, places, texts, extras = zip(*self._noted, strict=True)
-        self._noted = []
+    def settle(self) -> None:
+        """Computes the marks of what was noted, before such a page, or the one before it, is free. O(tokens)."""
+        if not self._noted:
+            return
+        cell, noted, self._noted = self.mark_cell, self._noted, []
+        pages, before, places, texts, extras = zip(*noted, strict=True)
         for page, after, step in zip(pages, before, self.marks.steps(places, texts, extras), strict=True):
             cell[page] = (cell[after] + step) & MARK
+
+    def noted_pages(self) -> list[int]:
+        """The pages whose marks are still to be computed, and those before them: none of them is free."""
+        return [page for noted in self._noted for page in noted[:2]]
 
     def _follow(self, candidate: int) -> None:
         """Goes on by another rule."""
@@ -434,8 +439,7 @@ class ReuseOrder:
 
     def released(self, pages: NDArray[np.int64]) -> None:
         """A request is about to let go of distinct pages, in this order, without those that no hit needs. O(pages)."""
-        if self._noted:
-            self._compute()
+        self.settle()
         is_cached = self._run_of[pages] != 0
         num_cached = np.count_nonzero(is_cached)
         if not num_cached:
@@ -486,8 +490,7 @@ class ReuseOrder:
 
     def forgotten(self, pages: NDArray[np.int64]) -> None:
         """Distinct pages are about to lose the hashes that they have, not by eviction; they keep places. O(pages)."""
-        if self._noted:
-            self._compute()
+        self.settle()
         pages = self._cached(pages)
         self._uses[pages] = 0
         if self.shadows is not None:
@@ -571,6 +574,7 @@ class ReuseOrder:
         assert (free <= 1).all(), "POOL-2: a page is free twice"
         assert ((self._where != _NOWHERE) == (free == 1)).all(), "POOL-2: where pages wait"
         assert self.num_free == free.sum(), f"POOL-2: {self.num_free} free pages, counted {free.sum()}"
+        assert not free[self.noted_pages()].any(), f"EVICT-1: noted, and some of them free: {self.noted_pages()}"
         is_cached, uses = self._run_of != 0, self._uses
         assert not uses[~is_cached].any(), "EVICT-1: a page without a hash has uses"
         assert uses.max() <= MOST_HITS + 1, f"EVICT-1: uses {uses.tolist()}"

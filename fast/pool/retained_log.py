@@ -126,11 +126,15 @@ class RetainedLog:
 
     def put_second_one(self, page: int) -> None:
         """Puts a cached page behind those of second class. O(1) amortised."""
+        if self._policy is not None:
+            self._policy.settle()
         self._is_second[page] = True
         self.second.put_one(page)
 
     def put_second(self, pages: NDArray[np.int64]) -> None:
         """Puts distinct cached pages behind those of second class, in order. O(pages) amortised."""
+        if self._policy is not None:
+            self._policy.settle()
         self._is_second[pages] = True
         self.second.put(pages)
 
@@ -165,4 +169,6 @@ class RetainedLog:
         assert sorted(second.tolist()) == self._is_second.nonzero()[0].tolist(), (
             f"RET-3: second class {second.tolist()}"
         )
+        noted = [] if self._policy is None else self._policy.noted_pages()
+        assert not self._is_second[noted].any(), f"EVICT-1: marks of {noted} are needed, {second.tolist()} are free"
         assert not np.isin(first, second).any(), f"POOL-2: free twice: {first.tolist()}, {second.tolist()}"

@@ -19,10 +19,10 @@ table has entries, keys and values in an array each (a copy of the whole cache i
 side), and queries padded to one length; it has no soft cap; and it raises where no cuDNN runs, so that nothing can be
 compiled ahead of time.
 
-Blackwell (compute capability 10) has no `wgmma`: compiled for it, these kernels end at "'nvvm.wgmma.fence.aligned' op is
-not supported on sm_100a". Its `tcgen05` keeps sums in a memory of the tensor cores, of 128 lanes: a softmax reads its
-scores from there and gives its weights back, so that `products` and the registers' layouts in `walk` would be written
-anew around the same schedule and copies. That was not begun, as there was no such card to see it right.
+Blackwell (compute capability 10) has no `wgmma`: compiled for it, these kernels end at "'nvvm.wgmma.fence.aligned' op
+is not supported on sm_100a". Its `tcgen05` keeps sums in a memory of the tensor cores, of 128 lanes: a softmax reads
+its scores from there and gives its weights back, so that `products` and the registers' layouts in `walk` would be
+written anew around the same schedule and copies. That was not begun, as there was no such card to see it right.
 """
 
 from typing import Any

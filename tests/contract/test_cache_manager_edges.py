@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproof import spec
+from kvproof.spec.declarations.eviction import POLICIES
 
 from ..lockstep import pool_state
 from ..strategies import PlainRequest
@@ -458,3 +459,53 @@ def test_hash_3_the_keys_of_nobody_are_none(package: ModuleType) -> None:
     for manager in (package.CacheManager(12, [_group()], 16), package.CacheManager(12, [], 16)):
         assert manager.req_to_page_hashes["nobody"] == []
         assert dict(manager.req_to_page_hashes) == {}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_evict_1_a_manager_without_groups_takes_any_policy(package: ModuleType, policy: str) -> None:
+    manager = package.CacheManager(6, [], 16, hash_seed=b"s", eviction=policy)
+    request = PlainRequest("one", [1, 2, 3])
+    found, hit = manager.get_computed_pages(request)
+    assert manager.allocate_slots(request, 3, hit, found).get_page_ids() == ()
+    manager.free(request)
+    manager.check()
+    assert manager.page_pool.get_num_free_pages() == 5
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 999), policy=st.sampled_from(POLICIES[1:]))
+def test_evict_1_what_pages_held_is_known_when_they_hold_something_else(
+    package: ModuleType, seed: int, policy: str
+) -> None:
+    """Pages that a window let go are evicted while what was published behind them is only noted."""
+    rng = np.random.default_rng(seed)
+    window = spec.CacheGroupSpec(spec.SlidingWindowSpec(2, 1, 1, "float32", 3))
+    both = [made.CacheManager(14, [_group(), window], 16, hash_seed=b"s", eviction=policy) for made in (spec, package)]
+    live: dict[str, PlainRequest] = {}
+    for _ in range(60):
+        name = str(rng.integers(3))
+        shown = []
+        if name in live and rng.random() < 0.6:
+            request = live.pop(name)
+            for manager in both:
+                manager.free(request)
+        elif name in live:
+            request = live[name]
+            request.num_computed_tokens = request.num_tokens
+            request.append(int(rng.integers(2)))
+            shown = [manager.allocate_slots(request, 1) for manager in both]
+            if shown[0] is None or request.num_tokens == 16:
+                for manager in both:
+                    manager.free(request)
+                del live[name]
+        else:
+            request = PlainRequest(name, rng.integers(0, 2, rng.integers(2, 9)).tolist())
+            for manager in both:
+                found, hit = manager.get_computed_pages(request)
+                shown.append(manager.allocate_slots(request, request.num_tokens - hit, hit, found))
+            if shown[0] is not None:
+                live[name] = request
+        assert len({str(pages and pages.get_page_ids()) for pages in shown}) <= 1
+        for manager in both:
+            manager.check()
+    assert both[0].snapshot() == both[1].snapshot()
