@@ -86,3 +86,28 @@ def groups_are_learned_of_in_turn(fast: ModuleType) -> SimpleNamespace:
         return pages, worth, None
 
     return with_part(fast, "coordinator.retention", told=told)
+
+
+@seeded(FORESEEN, "EVICT-1", "soak", also=("MAN-14", "MAN-5", "MAN-8", "POOL-3"))
+def marks_are_computed_too_late(fast: ModuleType) -> SimpleNamespace:
+    """What a page holds is noted, and looked up by the page before it, which holds something else by then.
+
+    So it was in `kvproof.fast`, where pages of second class were let go (RET-3).
+    """
+    order = fast.pool.eviction.ReuseOrder
+    not_yet = -1
+
+    def settled(method: Any) -> Any:
+        def settle_first(self: Any, pages: Any) -> None:
+            order.settle(self)
+            method(self, pages)
+
+        return settle_first
+
+    def mark_behind(self: Any, tree: Any, page: int) -> Any:
+        if page and self.mark_cell[page] == not_yet:
+            order.settle(self)
+        return order._mark_behind(self, tree, page)
+
+    first = {"released": settled(order.released), "forgotten": settled(order.forgotten), "_mark_behind": mark_behind}
+    return with_policy(fast, settle=lambda _: None, noted_pages=lambda _: [], **first)

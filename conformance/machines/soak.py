@@ -34,6 +34,9 @@ _CALLS_A_STEP = 4
 
 With hundreds of requests or thousands of pages, the calls of this machine cost more than those of others."""
 
+_SMALL_LIVES = 4
+"""Lives in small worlds for each in a large one. They cost little, and what is let go there is soon needed again."""
+
 _ALONE = 8
 """The pages that are taken one by one where all are taken: a backend may take one page in another way than many."""
 
@@ -54,8 +57,9 @@ class Soak(SoakBase):
     def walk(cls, seed: int, lives: int) -> None:
         """Lives some lives, bound to a session, which keeps what is found: this is how the machine searches."""
         most = round(_CALLS_A_STEP * cls.num_steps * max(cls.session.effort, 1.0))
-        for number in range(lives):
-            life = Life(seed, number, most)
+        small = range(lives, lives * (1 + _SMALL_LIVES))
+        for number in (*small, *range(lives)):
+            life = Life(seed, number, most, is_small=number in small)
             soak = cls()
             try:
                 soak.live(life)

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from math import lcm
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..calls.source import Source
@@ -26,6 +27,9 @@ _MOST_PAGES = 4096
 _MOST_STEPS = 10_000
 STEPS = 120
 """The steps of a life by default, to which its work is measured."""
+_SHORT = 16
+"""The most tokens of a request in small worlds; few of them are so long."""
+
 _MOST_RANKED = 500
 """Pages of a pool whose policy the specification can follow: it looks at all of them where it takes one."""
 
@@ -47,6 +51,8 @@ _KEEPING = ("full", "mla", "full full", "full window")
 
 _GIVING_BACK = ("window", "chunk", "full window", "full chunk")
 
+_POLICIES: tuple[dict[str, Any], ...] = ({"eviction": "reuse"}, {"eviction": "adaptive"})
+
 _OPTIONS: tuple[dict[str, Any], ...] = (
     {},
     {},
@@ -54,8 +60,7 @@ _OPTIONS: tuple[dict[str, Any], ...] = (
     {"max_pinned_pages": 4096, "enable_events": True, "counter_sampling": 1, "num_host_pages": 4096},
     {"max_pinned_pages": 200, "max_pinned_pages_per_salt": 40, "num_host_pages": 300},
     {"unhashed_first": True, "max_pinned_pages": 50},
-    {"eviction": "reuse"},
-    {"eviction": "adaptive"},
+    *_POLICIES,
 )
 
 
@@ -92,6 +97,7 @@ class Life:
         seed: the seed of a check.
         number: the life's number among those of the check.
         most: the most steps of it.
+        is_small: whether it is about few pages and short requests of two tokens, which meet all the time.
 
     Attributes:
         world: what it begins with.
@@ -101,7 +107,7 @@ class Life:
         work: the number of pages that it may touch; it ends earlier where it has touched as many.
     """
 
-    def __init__(self, seed: int, number: int, most: int) -> None:
+    def __init__(self, seed: int, number: int, most: int, *, is_small: bool = False) -> None:
         self._chance = chance = Chance(f"{seed}/{number}")
         self._seed, self._life = seed, number
         self._plans: list[tuple[str, tuple[Any, ...]]] = []
@@ -109,14 +115,17 @@ class Life:
         self._number = 0
         self._now = 0.0
         self._often = chance.some(_ACTS, 3, 2)
-        self._theme = _dealt(seed, number, ["many", "long", "any", "decoding"])
+        self._theme = "small" if is_small else _dealt(seed, number, ["many", "long", "any", "decoding"])
         self._commits = self._theme == "long" and chance.one_of([True, False])  # which compiles a program each time
         self._decodes = self._theme == "decoding"  # a few requests, for long, whose windows leave pages behind
         self._shares = self._theme == "many" and number // 4 % 2 == 0  # whoever comes hits what the first one published
-        self.rows = chance.size(_FEW_LIVE) if self._decodes else self._sized("many", MOST_CALLS)
+        if is_small:  # of one number, as tables of another shape are compiled anew
+            self.rows = _FEW_LIVE
+        else:
+            self.rows = chance.size(_FEW_LIVE) if self._decodes else self._sized("many", MOST_CALLS)
         self.rows = MOST_CALLS if self._shares else self.rows
-        self.world = self._world()
-        has_prompt = self._theme != "many" and chance.integer(0, 1)
+        self.world = self._small_world() if is_small else self._world()
+        has_prompt = self._theme not in ("many", "small") and chance.integer(0, 1)
         self.prompt = self._large(max(self.world.max_model_len // 2, 1)) if has_prompt else 0
         self.length = min(most // 2 + chance.size(most), _MOST_STEPS)
         self.work = WORK * max(most // STEPS, 1)
@@ -152,6 +161,17 @@ class Life:
         if self._shares:
             return self._chance.one_of(_KEEPING)
         return _dealt(self._seed, self._life, _GROUPS)
+
+    def _small_world(self) -> World:
+        """A world in which a request holds a few pages, and the pool has room for one or two of them."""
+        chance = self._chance
+        kinds = _dealt(self._seed, self._life, _GROUPS).split()
+        groups = tuple(Group(kind, chance.integer(1, 3), chance.integer(1, 6)) for kind in kinds)
+        held = sum(-(-_SHORT // group.page_size) for group in groups)
+        options = dict(_dealt(self._seed, self._life, (*_OPTIONS, *_POLICIES, *_POLICIES, *_POLICIES)))
+        if any(group.gives_back for group in groups) and chance.rarely():
+            options["retention_interval"] = chance.one_of([None, 4 * lcm(*(group.page_size for group in groups))])
+        return World(held + chance.integer(2, held + 2), groups, _SHORT, True, chance.rarely(), options)
 
     def _sized(self, theme: str, most: int) -> int:
         """A number from 1 to ``most``: a large one where this life is about it."""
@@ -193,6 +213,10 @@ class Life:
     def _text(self) -> list[list[int]]:
         """Ranges of tokens: what others began with, or went on with, and some of its own."""
         chance, most = self._chance, self.world.max_model_len
+        if self._theme == "small":
+            known = chance.one_of(self._texts) if self._texts else []
+            kept = known[: chance.integer(0, len(known))]
+            return [*kept, *([chance.integer(0, 1), 1] for _ in range(chance.size(most)))]
         own = [(self._number % 1400) * 1_000_000, chance.size(max(min(most, 4 * self.world.unit), 1))]
         kind = chance.integer(0, 3)
         if kind == 0:
