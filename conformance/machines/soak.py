@@ -27,14 +27,14 @@ from .session import EnoughError
 from .soak_base import Served, SoakBase, copies_of, hit_of, page_ids_of, plan_of
 from .soak_lives import STEM, Life
 
-__all__ = ["Soak"]
+__all__ = ["SMALL_LIVES", "Soak"]
 
 _CALLS_A_STEP = 4
 """The calls of a life for each of the machine's steps, by which is measured how long counterexamples are made shorter.
 
 With hundreds of requests or thousands of pages, the calls of this machine cost more than those of others."""
 
-_SMALL_LIVES = 4
+SMALL_LIVES = 4
 """Lives in small worlds for each in a large one. They cost little, and what is let go there is soon needed again."""
 
 _ALONE = 8
@@ -57,7 +57,7 @@ class Soak(SoakBase):
     def walk(cls, seed: int, lives: int) -> None:
         """Lives some lives, bound to a session, which keeps what is found: this is how the machine searches."""
         most = round(_CALLS_A_STEP * cls.num_steps * max(cls.session.effort, 1.0))
-        small = range(lives, lives * (1 + _SMALL_LIVES))
+        small = range(lives, lives * (1 + SMALL_LIVES))
         for number in (*small, *range(lives)):
             life = Life(seed, number, most, is_small=number in small)
             soak = cls()
