@@ -1,8 +1,12 @@
 """vLLM's `schedule()` of decoding requests with its own manager and with ours: whole calls, in turn, in one process.
 
-By hand, and not in CI: it needs vLLM 0.33.0 and its sources, for the schedulers that its tests make. Then::
+By hand, and not in CI: it needs vLLM 0.33.0 and its sources, for the schedulers that its tests make (CONFORMANCE.md
+says how to get both, and what its tests import). They name a model of the Hugging Face Hub; a folder with the
+configuration that ``transformers`` has for its kind stands in for it, so that nothing is downloaded. Then::
 
     python tests/demonstrations/vllm_schedule.py CHECKOUT 64 256 1024      # a minute or two
+
+Without a GPU set ``VLLM_TARGET_DEVICE=cpu``, else vLLM finds no device.
 
 Each request has a prompt of its own and generates a token a step; prompts are 64 to 79 tokens long, so that one request
 in 16 fills a block of 16 in each step. Told are medians and means of CPU time.
@@ -34,9 +38,12 @@ def main() -> None:
     place = tempfile.mkdtemp()  # beside the tests lies vLLM's own package, which is not built
     (Path(place) / "tests").symlink_to(options.checkout.resolve() / "tests")
     sys.path.insert(0, place)
+    transformers: Any = importlib.import_module("transformers")
+    model = Path(place) / "model"
+    transformers.OPTConfig(architectures=["OPTForCausalLM"]).save_pretrained(model)
     own, ours = scheduling.KVCacheManager, importlib.import_module("vllm_glue").Manager
     for count in options.requests:
-        sides = [_scheduler(kind, count) for kind in (own, ours)]
+        sides = [_scheduler(kind, count, model) for kind in (own, ours)]
         for side in sides * _WARM:
             _timed_step(side)
         gc.collect()
@@ -50,14 +57,14 @@ def main() -> None:
         )
 
 
-def _scheduler(manager: type, count: int) -> Any:
-    """A scheduler of vLLM's with a manager and so many requests that wait."""
+def _scheduler(manager: type, count: int, model: Path) -> Any:
+    """A scheduler of vLLM's with a manager and so many requests that wait, for the model of a folder."""
     theirs: Any = importlib.import_module("tests.v1.core.utils")  # `tests` is the package of vLLM's tests here
 
     scheduling.KVCacheManager = manager
     made = theirs.create_scheduler(
-        max_num_seqs=count, max_num_batched_tokens=2**15, num_blocks=100_000, enable_prefix_caching=True,
-        max_model_len=2048,
+        model=str(model), skip_tokenizer_init=True, max_num_seqs=count, max_num_batched_tokens=2**15,
+        num_blocks=100_000, enable_prefix_caching=True, max_model_len=2048,
     )  # fmt: skip
     (like,) = theirs.create_requests(1, max_tokens=1900, ignore_eos=True)
     for number in range(count):
