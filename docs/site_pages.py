@@ -103,4 +103,13 @@ def _reference() -> Iterator[tuple[str, str]]:
 
 
 def _page(title: str, names: list[str]) -> str:
-    return "\n\n".join([f"# {title}", *(f"::: {name}" for name in names)]) + "\n"
+    return "\n\n".join([f"# {title}", *(f"::: {name}{_left_out(name)}" for name in names)]) + "\n"
+
+
+def _left_out(name: str) -> str:
+    """What is left out of a class: of a pool what its package's own manager uses, which `dir` of a pool leaves out."""
+    if name != "kvproof.fast.PagePool":
+        return ""
+    shown = dir(fast.PagePool(2, enable_caching=True))
+    others = [other for other in dir(fast.PagePool) if not other.startswith("_") and other not in shown]
+    return f"\n    options:\n      filters: ['!^_', '!^({'|'.join(others)})$']"
