@@ -104,6 +104,7 @@ class _Shortening:
         before = None
         while before != (self.found.size, self.found.trace):
             before = self.found.size, self.found.trace
+            self._leave_out_beginning()
             self._take_apart()
             self._leave_out_alike()
             self._leave_out_steps()
@@ -120,6 +121,16 @@ class _Shortening:
             del self._session.deviations[self.found.clause]
             self._session.record(seen)
             self.found = seen
+
+    def _leave_out_beginning(self) -> None:
+        """Leaves out all steps but the first one and the last few: few are often enough, and cost little to try."""
+        count = 1
+        while count < len(self.found.trace) - 1:
+            first, *steps = self.found.trace
+            rest = (first, *steps[-count:])
+            if self._keep(rest) or (mended(rest) != rest and self._keep(mended(rest))):
+                return
+            count *= 2
 
     def _leave_out_alike(self) -> None:
         """Leaves out all steps of a kind, and all that name a thing: of many steps most are about something else."""
@@ -327,9 +338,11 @@ class _Shortening:
             if self.found.inner:
                 taken.end()
         except Deviation as found:
-            return found
+            return found.with_traceback(None)  # its frames hold what was called
         except Exception:  # steps that build on one that was left out may be impossible, in any way
             return None
+        finally:
+            vars(taken).clear()  # else hundreds of requests wait for the garbage collector, try by try
         return None
 
 
@@ -381,8 +394,8 @@ def _marks(step: TracedStep | Call) -> set[str]:
 
 
 def _made(step: TracedStep | Call) -> Sequence[TracedStep | None]:
-    """The operations that a step is made of, None among them standing for any other call."""
-    return step.made if isinstance(step, TracedStep) else ()
+    """The operations that a step is made of, None among them standing for any other call; an operation is of none."""
+    return step.made if isinstance(step, TracedStep) and not step.is_operation else ()
 
 
 def _operations(step: TracedStep | Call) -> Steps:
