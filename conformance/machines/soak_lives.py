@@ -47,7 +47,7 @@ _GROUPS = (
 )
 
 _KEEPING = ("full", "mla", "full full", "full window")
-"""Groups whose prefixes are hit whatever steps they were computed in, and the more requests share them, the better."""
+"""Groups whose prefixes are hit whatever steps they were computed in, so that many requests share them."""
 
 _GIVING_BACK = ("window", "chunk", "full window", "full chunk")
 
@@ -119,7 +119,7 @@ class Life:
         self._commits = self._theme == "long" and chance.one_of([True, False])  # which compiles a program each time
         self._decodes = self._theme == "decoding"  # a few requests, for long, whose windows leave pages behind
         self._shares = self._theme == "many" and number // 4 % 2 == 0  # whoever comes hits what the first one published
-        if is_small:  # of one number, as tables of another shape are compiled anew
+        if is_small:  # always the same number, as tables of each shape are compiled
             self.rows = _FEW_LIVE
         else:
             self.rows = chance.size(_FEW_LIVE) if self._decodes else self._sized("many", MOST_CALLS)

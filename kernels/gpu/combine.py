@@ -94,7 +94,7 @@ def combine(
             item = jnp.where(place == 0, sequence, first_of[sequence] + place - 1)
             rows = pl.ds((item * CONSUMERS + consumer) * part_rows + block * ROWS, ROWS)
             top, total = (group.rows(ref.at[rows]) for ref in (tops, totals))
-            part = group.unfinished(mixed.at[rows, there])
+            part = group.rows(mixed.at[rows, there])
             return Sums(
                 jnp.where(exists, part, jnp.zeros_like(part)),
                 jnp.where(exists, top, jnp.full_like(top, LOWEST)),

@@ -123,18 +123,11 @@ class Warpgroup:
         return numbers if self._emulated else plgpu.layout_cast(numbers, plgpu.Layout.WGMMA.reduce(0))
 
     def rows(self, ref: Any) -> jax.Array:
-        """Reads one number for each row of a tile: `[m]`, from memory of the device or of the block."""
+        """Reads a number for each row of a tile, `[m]`, or a tile, `[m, n]`, from memory of the device or the block."""
         if self._emulated:
             array: jax.Array = ref[...]
             return array
-        return plgpu.load(ref, *_INDEX, layout=_layout(1), optimized=False)
-
-    def unfinished(self, ref: Any) -> jax.Array:
-        """Reads a tile of sums, `f32[m, n]`, from memory of the device."""
-        if self._emulated:
-            array: jax.Array = ref[...]
-            return array
-        return plgpu.load(ref, *_INDEX, layout=_layout(2), optimized=False)
+        return plgpu.load(ref, *_INDEX, layout=_layout(len(ref.shape)), optimized=False)
 
     def tile(self, ref: Any) -> jax.Array:
         """Reads a stored tile `[m, n]` from shared memory."""

@@ -22,7 +22,7 @@ compiled ahead of time.
 Blackwell (compute capability 10) has no `wgmma`: compiled for it, these kernels end at "'nvvm.wgmma.fence.aligned' op
 is not supported on sm_100a". Its `tcgen05` keeps sums in a memory of the tensor cores, of 128 lanes: a softmax reads
 its scores from there and gives its weights back, so that `products` and the registers' layouts in `walk` would be
-written anew around the same schedule and copies. That was not begun, as there was no such card to see it right.
+replaced around the same schedule and copies. That was not begun: there was no such card to test it on.
 """
 
 from typing import Any

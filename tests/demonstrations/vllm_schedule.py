@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _scheduler(manager: type, count: int, model: Path) -> Any:
-    """A scheduler of vLLM's with a manager and so many requests that wait, for the model of a folder."""
+    """A scheduler of vLLM's with a manager and a number of waiting requests, for the model of a folder."""
     theirs: Any = importlib.import_module("tests.v1.core.utils")  # `tests` is the package of vLLM's tests here
 
     scheduling.KVCacheManager = manager
