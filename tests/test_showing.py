@@ -123,6 +123,8 @@ def test_dir_of_a_pool_shows_its_contract(package: ModuleType) -> None:
     assert calls <= names | {name for name in calls if name.startswith("__")}
     assert names <= calls | {*defaults_of(PoolOptions), *SHOWN_BY_POOL}
     assert all(hasattr(package.PagePool(4, True), name) for name in names)
+    of_class = {name for name in dir(package.PagePool) if not name.startswith("_")}
+    assert of_class == {name for name in names if hasattr(package.PagePool, name)}
 
 
 @PACKAGES

@@ -59,7 +59,8 @@ def _callables() -> Iterator[str]:
         if name not in OWN:
             yield name
         if inspect.isclass(ours) and name not in COORDINATORS:
-            shared = (member for member in dir(ours) if not member.startswith("_") and callable(getattr(ours, member)))
+            members = dict.fromkeys(member for owner in ours.__mro__ for member in sorted(vars(owner)))
+            shared = (member for member in members if not member.startswith("_") and callable(getattr(ours, member)))
             yield from (f"{name}.{member}" for member in shared if hasattr(getattr(fast, name), member))
 
 

@@ -41,7 +41,14 @@ class _LogPart(Protocol):
     def take_events(self) -> list[CacheEvent]: ...
 
 
-class PoolCalls(ShownPool):
+class _Listed(type):
+    """A class of pools, which `dir` and `help` list by the names of the contract, as they list a pool."""
+
+    def __dir__(cls) -> list[str]:
+        return sorted(name for name in type.__dir__(cls) if name.startswith("_") or name in _NAMES)
+
+
+class PoolCalls(ShownPool, metaclass=_Listed):
     """What a pool is made with and shows; each package's `PagePool` has the pages.
 
     Attributes:
