@@ -227,17 +227,19 @@ def _chunks(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
 def _pressure(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
     """More requests at once than the pages hold: some give way, and are computed again or brought back.
 
-    They share a beginning or not.
+    They share a beginning or not. Which of them give way is the engine's affair, so that each is asked again. Answers
+    are long: who gives way amid one has to go on behind more than its prompt.
     """
-    length = sizes.long
-    count = 6 if not sizes.pool else max(2, min(12, 2 + -(-3 * sizes.pool // (2 * (length + sizes.answer)))))
+    length = max(1, min(sizes.long, sizes.longest - sizes.answer))
+    answer = min(2 * sizes.answer, sizes.longest + sizes.answer - length)
+    count = 6 if not sizes.pool else max(2, min(12, 2 + -(-3 * sizes.pool // (2 * (length + answer)))))
     shared = draw_prompt(draw, sizes, length // 4) if number % 4 == 1 and length > _LEAST else ()
     lengths = [draw.randint(-(-2 * length // 3), length) - len(shared) for _ in range(count)]
     prompts = [(*shared, *draw_prompt(draw, sizes, own)) for own in lengths]
-    yield Wave(tuple(Ask(f"a{place}", prompt) for place, prompt in enumerate(prompts)), sizes.answer)
+    yield Wave(tuple(Ask(f"a{place}", prompt) for place, prompt in enumerate(prompts)), answer)
     yield Forget()
-    for place in sorted({draw.randrange(count), *range(max(0, count - 2), count)}):  # the last to come give way first
-        yield _alone(f"b{place}", prompts[place], sizes)
+    for place, prompt in enumerate(prompts):
+        yield Wave((Ask(f"b{place}", prompt),), answer)
 
 
 @_relation("ENG-8", "eviction")
