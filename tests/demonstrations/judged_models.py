@@ -84,6 +84,7 @@ def ours() -> Completions:
 def compare_tokens() -> None:
     """Greedy tokens of our engine, which serves all prompts at once, beside those of transformers."""
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    torch.set_num_threads(1)  # more wait for each other where others run beside them
     file = model_file()
     given = {"gguf_file": file.name}
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(str(file.parent), **given)

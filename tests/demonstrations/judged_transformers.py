@@ -27,6 +27,7 @@ class Batching:
 
     def __init__(self) -> None:
         torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+        torch.set_num_threads(1)  # two that wait for each other took ten times as long where others ran beside them
         file = model_file()
         load = transformers.AutoModelForCausalLM.from_pretrained
         self._model: Any = load(str(file.parent), gguf_file=file.name, dtype=torch.float32)
