@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations, takewhile
+from typing import Any
 
 from .answers import Answer
 from .performing import Exchange, History
@@ -23,6 +24,7 @@ class Contradiction:
         observed: what the second says.
         size: how far log-probabilities are apart; infinity where tokens differ that can't be a tie.
         clause: the clause that a hit breaks which may not be; "" for answers that differ.
+        by_chance: whether a count says it that chance could make, so that it counts where it comes again.
     """
 
     first: str
@@ -31,6 +33,7 @@ class Contradiction:
     observed: str
     size: float
     clause: str = ""
+    by_chance: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ def contradictions(history: History, bound: float) -> Iterator[Contradiction]:
             expected = f"{found.expected}, {place}, as to {first[0]}"
             yield Contradiction(first[0], second[0], expected, f"{found.observed}, to {second[0]}", found.size)
     yield from _hits(history)
+    yield from _hits_by_others(history)
 
 
 def largest(history: History) -> float:
@@ -179,6 +183,8 @@ def _hits(history: History) -> Iterator[Contradiction]:
     if not history.fresh:
         return
     for exchange in history.exchanges:
+        if len(exchange.answers) > 1 and not all(answer.counts_alone for answer in exchange.answers):
+            continue  # one number for all may be that of an answer which found what another computed
         ask = exchange.ask
         now = before = 0
         for other in history.exchanges:
@@ -191,12 +197,56 @@ def _hits(history: History) -> Iterator[Contradiction]:
             else:
                 before = max(before, common)
         found = min((answer.cached or 0 for answer in exchange.answers), default=0)
-        if len(exchange.answers) > 1 and not all(answer.counts_alone for answer in exchange.answers):
-            continue  # one number for all may be that of an answer which found what another computed
         if found > now:
             left = f"at most {now} tokens found cached by {ask.name}: no more was left there for it"
             clause = "ENG-9" if found <= before else "ENG-12"
             yield Contradiction(ask.name, ask.name, left, f"{found} found", math.inf, clause)
+
+
+def _hits_by_others(history: History) -> Iterator[Contradiction]:
+    """Requests that find more or fewer cached tokens for what was asked under other salts or adapters (ENG-12).
+
+    What one finds hangs on what was asked before under its own key alone. So those of one prompt, before which the same
+    was asked under their own keys, find as much as each other, whoever else came before: a request for several answers
+    that is served from another's pages leaves none under its own key. What it finds itself is one number for all
+    answers, and may be that of any of them: it counts if it is larger than those of two alike.
+    """
+    if not history.fresh:
+        return
+    kinds: dict[Any, list[tuple[int, bool, str]]] = {}
+    for exchange in history.exchanges:
+        past, strangers, alone = _past(history, exchange)
+        count = exchange.answers[0].cached if exchange.answers else None
+        if alone and count is not None and (past or len(exchange.answers) > 1):
+            kind = exchange.ask.prompt, exchange.ask.adapter, len(exchange.answers), past
+            kinds.setdefault(kind, []).append((count, strangers, exchange.ask.name))
+    for (_, _, copies, _), alike in kinds.items():
+        for count, strangers, name in alike:
+            others = [(count, by) for count, _, by in alike if by != name]
+            counts = [count for count, _ in others]
+            if strangers and counts and (count not in counts if copies == 1 else count > max(counts) and counts[1:]):
+                expected = f"{counts[0]} tokens found cached, as by {others[0][1]}, before which the same was asked"
+                observed = f"{count} found by {name}, before which it was asked under other keys, too"
+                yield Contradiction(others[0][1], name, expected, observed, math.inf, "ENG-12", by_chance=True)
+
+
+def _past(history: History, exchange: Exchange) -> tuple[tuple[Any, ...], bool, bool]:
+    """What was asked before a request since the engine forgot.
+
+    Returns:
+        What was asked under its own salt and adapter; whether something that begins like it was asked under others; and
+        whether it was sent alone.
+    """
+    ask, past, strangers, alone = exchange.ask, [], False, True
+    for other in history.exchanges:
+        if other is exchange or other.epoch != exchange.epoch or other.wave > exchange.wave:
+            continue
+        alone = alone and other.wave != exchange.wave
+        if (other.ask.salt, other.ask.adapter) == (ask.salt, ask.adapter):
+            past.append((other.ask.prompt, other.max_tokens, len(other.answers)))
+        else:
+            strangers = strangers or other.ask.prompt[:1] == ask.prompt[:1]
+    return tuple(past), strangers, alone
 
 
 def _texts(exchange: Exchange, ask: Ask) -> list[tuple[int, ...]]:

@@ -224,7 +224,7 @@ def _related(
         history = performer.perform(script)
         report.scripts += 1
         found = contradiction_of(performer, history, judgement.bound)
-        if found is not None:
+        if found is not None and (not found.by_chance or _comes_again(performer, script, judgement.bound)):
             watch(f"{relation.name}: making the script shorter", performer.requests)
             report.deviation = _told(performer, relation, script, (history, found), judgement)
             return report
@@ -245,6 +245,11 @@ _LOST_TRIES = 6
 """The most scripts tried where each costs a time-out or a new start."""
 
 _Shown = tuple[History, Contradiction]
+
+
+def _comes_again(performer: Performer, script: Script, bound: float) -> bool:
+    """Whether a script shows a contradiction each time."""
+    return all(contradiction_of(performer, performer.perform(script), bound) is not None for _ in range(_AGAIN))
 
 
 def _told(performer: Performer, relation: Relation, script: Script, shown: _Shown, judgement: Judgement) -> Deviation:

@@ -292,7 +292,8 @@ def _copies(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
     """Several answers to one request: at temperature 0 all are the same.
 
     Where there are salts or adapters, some requests have one, which each copy has to keep: the same prompt is asked
-    without it, before or after.
+    without it, before or after. Where it is asked before, and a salt alone is between them, only counts can show that
+    copies found it: all is asked once more behind another prompt, which nobody can find.
     """
     ways = [("", ""), *(("", name) for name in sizes.adapters[:1])]
     ways += [("one", "")] if "cache_salts" in sizes.offers else []
@@ -301,11 +302,21 @@ def _copies(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
     length = sizes.page * draw.randint(1, 3) + draw.randrange(sizes.page) if has_key else _some_length(draw, sizes)
     ask = Ask("a", draw_prompt(draw, sizes, length), salt=salt, adapter=adapter)
     steps = [Wave((replace(ask, name=name),), sizes.answer, n=2 + number % 2) for name in ("ae" if has_key else "a")]
+    before = has_key and number // len(ways) % 2 == 1
     if has_key:  # asked twice, as what a hit needs may be kept only then (RET-2)
-        steps.insert(len(steps) * (1 - number // len(ways) % 2), _alone("c", ask.prompt, sizes))
+        steps.insert(0 if before else 2, _alone("c", ask.prompt, sizes))
     yield from steps
-    yield Forget()
-    yield Wave((replace(ask, name="b"),), sizes.answer)
+    if not before or not salt:
+        yield Forget()
+        yield Wave((replace(ask, name="b"),), sizes.answer)
+    else:
+        yield Wave((replace(ask, name="f"),), sizes.answer)
+        yield Forget()
+        yield _alone("n", draw_prompt(draw, sizes, len(ask.prompt)), sizes)
+        for step, name in zip(steps[1:], "bg", strict=True):
+            yield replace(step, asks=(replace(ask, name=name),))
+        yield Wave((replace(ask, name="h"),), sizes.answer)
+        yield replace(steps[1], asks=(replace(ask, name="i", salt="two"),))
     if has_key:
         yield _alone("d", ask.prompt, sizes)
 

@@ -214,6 +214,8 @@ def proxied(url: str, spoil: Spoil) -> Iterator[str]:
         return response.status, raw
 
     def answer(path: str, body: Any) -> tuple[int, Any] | None:
+        if path == "/reset_prefix_cache":
+            getattr(spoil, "forget", lambda: None)()
         if path != "/v1/completions" or body.get("stream"):
             return sent(path, body)
 
