@@ -139,7 +139,8 @@ class HttpEngine:
                 raise UnusableError(f"{self._url}: {error}") from error
             else:
                 return size
-        raise UnusableError(f"{self._url} refuses prompts of token ids: {refusal}")
+        below = f" below {given}" if given is not None else ""
+        raise UnusableError(f"{self._url} refuses prompts of token ids{below}: {refusal}")
 
     def _offers(self) -> tuple[frozenset[str], frozenset[str]]:
         """What the server offers, and what of it may be passed over."""

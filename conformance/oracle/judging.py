@@ -9,8 +9,8 @@ from .consistency import Contradiction, contradictions, largest
 from .noise import LostForGoodError, Noise, measure
 from .performing import History, Performer
 from .probing import find_out
-from .relations import RELATIONS, Relation, Sizes
-from .scripts import Script, Wave
+from .relations import RELATIONS, Relation, Sizes, draw_prompt
+from .scripts import Ask, Script, Wave
 from .shrinking import shortened
 from .subjects import Facts, LostError, Subject, UnusableError
 
@@ -229,6 +229,7 @@ def _related(
             report.deviation = _told(performer, relation, script, (history, found), judgement)
             return report
         if history.refused:
+            _require_answers(performer, sizes, history.refused)
             report.refused, report.refusals = history.refused, report.refusals + 1
         report.largest = max(report.largest, largest(history))
         watch(relation.name, performer.requests)
@@ -245,6 +246,18 @@ _LOST_TRIES = 6
 """The most scripts tried where each costs a time-out or a new start."""
 
 _Shown = tuple[History, Contradiction]
+
+
+def _require_answers(performer: Performer, sizes: Sizes, refusal: str) -> None:
+    """Ends the judging of an engine that refuses by now what it answered when it was asked first.
+
+    Raises:
+        UnusableError: it does.
+    """
+    plain = Wave((Ask("a", draw_prompt(random.Random(refusal), sizes, sizes.middle)),), sizes.answer)
+    again = performer.perform(Script((plain,)))
+    if again.refused:
+        raise UnusableError(f"it refuses by now what it answered at first: {again.refused}")
 
 
 def _comes_again(performer: Performer, script: Script, bound: float) -> bool:

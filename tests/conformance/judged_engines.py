@@ -24,6 +24,7 @@ __all__ = [
     "TextEngine",
     "Unmade",
     "Unresettable",
+    "Wide",
     "given",
     "no_engine",
 ]
@@ -162,6 +163,17 @@ class Unresettable(TextEngine):
 
     def reset(self) -> None:
         raise RuntimeError("not\nnow")
+
+
+class Wide(TextEngine):
+    """It says that it has more tokens than its model has."""
+
+    vocab_size = 1000
+
+    def generate(self, prompts: Any, max_tokens: int) -> Any:  # type: ignore[override]
+        if max(map(max, prompts)) >= TextEngine.vocab_size:
+            raise IndexError("embedding")
+        return super().generate(prompts, max_tokens)
 
 
 class Unmade(TextEngine):

@@ -381,19 +381,36 @@ def test_a_server_that_is_lost_amid_a_run_is_a_verdict(
     assert said.err.count("\n") == 1
 
 
-def test_what_was_learnt_is_kept_where_a_server_breaks_off(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda *_: b'{"choices": [', "the server answers no JSON"),
+        (bare, "the server answers no token ids"),
+        (without_logprobs, "the server answers no log-probabilities"),
+        (of_another_vocabulary, "it refuses by now what it answered at first: status 400"),
+    ],
+    ids=["truncated", "no token ids", "no log-probabilities", "another vocabulary"],
+)
+def test_what_was_learnt_is_kept_where_a_server_breaks_off(
+    spoil: Spoil, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     turns = itertools.count()
 
-    def spoil(body: dict[str, Any], forward: Forward) -> Any:
-        return forward(body) if next(turns) < 120 else b'{"choices": ['
+    def spoilt(body: dict[str, Any], forward: Forward) -> Any:
+        return forward(body) if next(turns) < 150 else spoil(body, forward)
 
     file = tmp_path / "report.json"
-    with served(TextEngine()) as url, proxied(url, spoil) as proxy:
+    with served(TextEngine()) as url, proxied(url, spoilt) as proxy:
         options = ["--page-size", "4", "--max-model-len", "64", "--seed", "1", "--json", str(file)]
         assert main(["serve-check", "--url", proxy, *options]) == 2
     report = json.loads(file.read_text())
-    assert "no JSON" in report["ended"]
-    assert [one["verdict"] for one in report["relations"]] != []
+    assert says in report["ended"]
+    assert [one["verdict"] for one in report["relations"]][:1] == ["bit-exact"]
+    assert report["deviations"] == []
+    said = capsys.readouterr()
+    assert says in said.err
+    assert said.err.count("\n") == 1
+    assert "ENG-3  warm          bit-exact" in said.out
 
 
 @pytest.mark.parametrize(
@@ -410,6 +427,7 @@ def test_what_was_learnt_is_kept_where_a_server_breaks_off(tmp_path: Path) -> No
         (["--engine", f"{ENGINES}:Asynchronous"], "must be a list, not coroutine: an async function has to be run"),
         (["--engine", f"{ENGINES}:Numberless"], "gives its own token the log-probability nan"),
         (["--engine", f"{ENGINES}:Unresettable"], "its prefix cache can't be reset: RuntimeError: not now"),
+        (["--engine", f"{ENGINES}:Wide"], "a plain request is not answered: IndexError: embedding"),
         (["--engine", "a:b", "--url", "http://x"], "not for one run"),
         (["--engine", "a:b", "--layout", "v2"], "--layout v2 says nothing with --engine or --url"),
         (["--engine", "a:b", "--served-model", "x"], "--served-model x says nothing with --engine"),
