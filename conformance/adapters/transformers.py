@@ -41,6 +41,9 @@ class CachePages:
     def __init__(self, pages: Iterable[Iterable[int]]) -> None:
         self.pages = tuple(map(list, pages))
 
+    def __repr__(self) -> str:
+        return f"CachePages({self.pages})"
+
     def get_page_ids(self) -> tuple[list[int], ...]:
         """The ids of the pages."""
         return self.pages

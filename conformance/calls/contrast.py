@@ -5,6 +5,7 @@ observed look the same; so long values are cut around the first place where they
 extra and where they first differ is said beside them.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
@@ -27,6 +28,9 @@ _LISTED = 8
 """The most missing or extra entries that are listed."""
 
 _CUT = "... "
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+(?=>)")
+"""Where an object lies, in the text of one that has no other: it tells nothing, and each run has another."""
 
 
 def shown(value: object) -> str:
@@ -98,7 +102,8 @@ def difference(expected: object, observed: object) -> str:
 
 
 def _text(value: object) -> str:
-    return str(value) if isinstance(value, Outcome) else " ".join(repr(value).split())
+    text = str(value) if isinstance(value, Outcome) else " ".join(repr(value).split())
+    return _ADDRESS.sub("", text) if " at 0x" in text else text
 
 
 def _boundary(text: str, least: int, most: int) -> int:

@@ -53,7 +53,7 @@ class Index(Machine):
             self.groups.append(Group("window", page_size, window))
         self.begin_source()
         self.prompts: dict[tuple[int, ...], None] = {}
-        self.build(f"index = EventIndex({page_size})", "MAN-12", lambda side: {"index": self.new_index(side)})
+        self.build(f"index = {self.new_index_line()}", "MAN-12", lambda side: {"index": self.new_index(side)})
         self.watch(Field("matched tokens", "MAN-12", self.matched))
 
     def begin_source(self) -> None:
@@ -71,6 +71,10 @@ class Index(Machine):
         """An index that knows nothing yet."""
         offered = side is not self.spec and side.names.offers("EventIndex")
         return side.names.get("EventIndex")(self.page_size) if offered else _Followed(side.names, self.page_size)
+
+    def new_index_line(self) -> str:
+        """How a report shows that an index is made."""
+        return f"EventIndex({self.page_size})"
 
     def matched(self, side: Side) -> dict[tuple[int, ...], int] | None:
         """How much of each prompt is cached; nothing is asked where events are missing."""
@@ -207,7 +211,13 @@ class Index(Machine):
                 late.apply(event)
             side.put({"index": late})
 
-        self.call(f"for event in [*{before}, *index.events()]: late.apply(event)", act, "MAN-12", unread)
+        if hasattr(self.backend.index, "events"):
+            told = f"[*{_shown(before)}, *index.events()]"
+        else:
+            told = _shown([*before, *self.spec.index.events()])
+        self.calls.append(f"late = {self.new_index_line()}")
+        self.call(f"for event in {told}: late.apply(event)", act, "MAN-12", unread)
+        self.calls.append("index = late")
 
     def told_by(self, side: Side) -> Callable[[], Sequence[CacheEvent]]:
         """What the specification's index tells, in the place of one that tells nothing."""
@@ -225,7 +235,7 @@ class Index(Machine):
                     if not refusing:
                         raise
 
-        self.call(f"for event in {list(events)}: index.apply(event)", act, "MAN-12", unread)
+        self.call(f"for event in {_shown(events)}: index.apply(event)", act, "MAN-12", unread)
 
     @step()
     def misuse(self, data: Drawing) -> None:
@@ -257,6 +267,17 @@ class _Followed:
         hashed = SPEC.get("hash_request_tokens")
         keys = list(hashed(SPEC.get("sha256"), self._page_size, Request("asks", tokens), none_hash=root))
         return self._page_size * int(self._follower.num_cached_pages(keys, [0]))
+
+
+def _shown(events: Sequence[CacheEvent]) -> str:
+    """Events with their tokens, which they do not print of themselves: with them the calls can be made again."""
+    texts = [
+        f"PageStored({', '.join(f'{name}={value!r}' for name, value in zip(event._fields, event, strict=True))})"
+        if isinstance(event, PageStored)
+        else repr(event)
+        for event in events
+    ]
+    return f"[{', '.join(texts)}]"
 
 
 def _page_by_page(events: Sequence[CacheEvent]) -> list[CacheEvent]:

@@ -89,3 +89,10 @@ def test_lists_that_are_cut_are_redacted(tokens: list[int], data: st.DataObject)
     (told,) = machine.deviations
     kept = set(map(str, tokens)) & set(re.findall(r"\d+", f"{told.expected} {told.observed} {told.calls}"))
     assert len(kept) < 20, "the map is one to one and may hit another token"
+
+
+def test_where_an_object_lies_is_not_shown() -> None:
+    """R1: of pages that print as an object, a report of the same seed was another in each run."""
+    made = [type("CachePages", (), {"__module__": "engine"})() for _ in range(2)]
+    assert shown((made[0], 0)) == shown((made[1], 0)) == "(<engine.CachePages object>, 0)"
+    assert shown("(0 at 0x7f)") == "'(0 at 0x7f)'", "a text stays as it is"

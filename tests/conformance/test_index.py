@@ -1,7 +1,9 @@
 """The index machine judges indices that are not ours: told events one by one, asked for the cached part of a prompt."""
 
+from ast import literal_eval
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -107,3 +109,30 @@ def test_a_faulty_index_is_found(index: Callable[[int], Digests], clause: str) -
 def test_a_backend_without_events_is_not_asked() -> None:
     report = run_machine(MACHINES["index"], Backend("bare", SimpleNamespace()), 0)
     assert (report.missing, report.steps) == (["EventIndex"], 0)
+
+
+class Rootless(Digests):
+    """A page whose parent is not cached counts as the first of a prompt."""
+
+    def match(self, tokens: list[int]) -> int:
+        told = dict(self.told)
+        digests = {event.page_hash for event in told.values()}
+        for page, event in told.items():
+            if event.parent_hash not in digests:
+                self.told[page] = event._replace(parent_hash=None)
+        matched = super().match(tokens)
+        self.told = told
+        return matched
+
+
+@pytest.mark.parametrize("index", [AnyGroup, Forgetful, Rootless])
+def test_the_calls_of_a_report_can_be_made_again(index: Callable[[int], Digests]) -> None:
+    """MAN-12: events stand in it with their tokens, and come to another index where that is what was done."""
+    (found,) = (found for found in report_on(index).deviations if found.clause == "MAN-12")
+    names: dict[str, Any] = {event.__name__: event for event in (PageStored, PageRemoved, CacheCleared)}
+    names["EventIndex"] = index
+    exec("\n".join(found.calls), names)
+    asked: Digests = names["late" if "late.apply" in found.calls[-1] else "index"]
+    matched = literal_eval(found.observed_after["matched tokens"])
+    assert {tokens: asked.match(list(tokens)) for tokens in matched} == matched
+    assert matched != literal_eval(found.after["matched tokens"])
