@@ -96,7 +96,7 @@ _SIZE, _PAGES, _LENGTH = 2, 40, 12
 class Secrets(Machine):
     """Requests with salts and hostile ids on a manager with room for all; no policy shows in what is compared.
 
-    A side has its ``manager`` and the ``pool`` of it.
+    A side has its ``manager`` and the ``pool`` of it; None where a manager shows none, as one over a tree may not.
     """
 
     name = "secrets"
@@ -119,7 +119,7 @@ class Secrets(Machine):
         def act(side: Side) -> dict[str, Any]:
             group = Group("full", _SIZE).declared(0, side.names, self.spec.names)
             manager = side.names.get("CacheManager")(_PAGES, [group], _LENGTH, True, **self.options)
-            return {"manager": manager, "pool": manager.page_pool}
+            return {"manager": manager, "pool": getattr(manager, "page_pool", None)}
 
         shown = "".join(f", {name}={value}" for name, value in self.options.items())
         self.build(f"manager = CacheManager({_PAGES}, [full({_SIZE})], {_LENGTH}, True{shown})", "SEC-4", act)
@@ -257,8 +257,9 @@ class Secrets(Machine):
             "manager.allocate_slots(<a request whose tokens are lists>, 1)": lambda side: side.manager.allocate_slots(
                 types.SimpleNamespace(**vars(nested) | {"request_id": "nested"}), 1
             ),
-            "manager.page_pool.free_pages([<a key>])": lambda side: side.pool.free_pages([_KEY]),
         }
+        if self.backend.pool is not None:
+            acts["manager.page_pool.free_pages([<a key>])"] = lambda side: side.pool.free_pages([_KEY])
         if self.offers("manager", "cache_pages"):
             acts[f"manager.cache_pages({shown}, {_LENGTH})"] = lambda side: side.manager.cache_pages(request, 99)
             acts["manager.cache_pages(waiting, 1)"] = lambda side: side.manager.cache_pages(waiting, 1)
@@ -285,7 +286,7 @@ class Secrets(Machine):
         """What is printed, told in events, counted or written to a snapshot: no salt is in it."""
         self.calls.append("print(manager, manager.page_pool, ...)")
         whole, pool = self.backend.manager, self.backend.pool
-        shown = {"the manager": repr(whole), "the pool": repr(pool)}
+        shown = {"the manager": repr(whole)} | ({} if pool is None else {"the pool": repr(pool)})
         requests = {name: attempt(functools.partial(whole.get_page_ids, name)).value for name in self.requests}
         shown["the pages of requests"] = repr(requests)
         if hasattr(whole, "counters"):

@@ -102,6 +102,17 @@ def test_a_radix_tree_conforms_at_level_safe() -> None:
     assert found.tried["MAN-1"] > 10 * found.examples, "without a pool it tells what is resident by a name of its own"
 
 
+@pytest.mark.parametrize("backend", [RADIX, ORDERED], ids=["a manager that shows no pool", "page objects"])
+def test_every_machine_of_a_check_takes_another_design(backend: Backend) -> None:
+    """Each that the backend offers enough for, whatever it is about: none asks for a part that it need not have."""
+    ran = [machine.name for machine in machines_for(CLAUSES, level="safe") if not machine.missing(backend)]
+    assert {"secrets", "safe-manager"} <= set(ran)
+    for name in ran:
+        for seed in SEEDS[:2]:
+            found = held(name, backend, examples=6, seed=seed)
+            assert [str(deviation) for deviation in found.deviations] == [], name
+
+
 def test_publishing_before_slots_are_looked_for_conforms() -> None:
     """MAN-2: what a request has computed may be published by its next call, also where that gets no slots."""
 

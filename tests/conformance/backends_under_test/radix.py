@@ -63,7 +63,7 @@ class Live:
 def number(name: str, value: object, least: int = 0) -> int:
     """Reads an int."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name}={value!r} is no int")
+        raise TypeError(f"{name} is a {type(value).__name__} and no int")
     if value < least:
         raise ValueError(f"{name}={value!r} is below {least}")
     return int(value)
