@@ -87,6 +87,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         if missing:
             print(f"kvproof: {' and '.join(missing)} missing: pip install 'kvproof[conformance]'", file=sys.stderr)
             return COULD_NOT_RUN
+    try:
+        with interruptible(signal.SIGINT, signal.SIGTERM):  # the processes that a command has started end with it
+            status = _run(command, arguments)
+    except KeyboardInterrupt:
+        print(f"kvproof {command}: interrupted", file=sys.stderr)
+        status = COULD_NOT_RUN
+    if argv is None and was_interrupted():
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(status)  # JAX, broken off in the middle, would end the interpreter by SIGSEGV
+    return status
+
+
+def _run(command: str | None, arguments: Sequence[str]) -> int:
+    """Imports the command, reads its arguments and runs it; returns the exit status."""
     parser, chosen = _parser(command)
     try:
         if command not in (*_COMMANDS, None):
@@ -98,16 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             chosen.error(f"unrecognized arguments: {said}")
     except SystemExit as end:  # argparse has printed why
         return end.code if isinstance(end.code, int) else COULD_NOT_RUN
-    try:
-        with interruptible(signal.SIGINT, signal.SIGTERM):  # the processes that a command has started end with it
-            status: int = parsed.func(parsed)
-    except KeyboardInterrupt:
-        print(f"kvproof {command}: interrupted", file=sys.stderr)
-        status = COULD_NOT_RUN
-    if argv is None and was_interrupted():
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(status)  # JAX, broken off in the middle, would end the interpreter by SIGSEGV
+    status: int = parsed.func(parsed)
     return status
 
 

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from itertools import dropwhile
@@ -38,8 +39,14 @@ IN_THE_CALL = "in the call itself, before any line of the backend"
 _AGAIN = 0.05
 """Seconds after which a signal that came in one of them is sent again."""
 
+_PATIENCE = 5.0
+"""Seconds for which a signal waits for an import to end: a backend's own may have none."""
+
 _came: list[int] = []
 """The signals that interrupted something."""
+
+_waiting_since: list[float] = []
+"""When the first signal came that is still to interrupt something."""
 
 _FIRST, _LAST = 3, 8
 """The most frames of a traceback that are shown."""
@@ -65,7 +72,9 @@ class Interrupted(Ending, KeyboardInterrupt):
 def interruptible(*signals: signal.Signals) -> Iterator[None]:
     """Within, signals raise `Interrupted`, but for those that are ignored.
 
-    Only the main thread receives signals; in another one nothing changes.
+    Modules that are being imported are imported first: compiled ones that are broken off may end the interpreter, and
+    what Python calls at the end of an import may lose what is raised in it. Only the main thread receives signals; in
+    another one nothing changes.
 
     Args:
         signals: the signals.
@@ -92,10 +101,20 @@ def is_deaf(frame: FrameType | None) -> bool:
     return any(code.co_name == "__del__" or code in callbacks for code in codes)
 
 
+def _is_importing(frame: FrameType | None) -> bool:
+    return any(found.f_code.co_filename.startswith("<frozen importlib") for found, _ in traceback.walk_stack(frame))
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    if is_deaf(frame):  # the signal would be lost
-        threading.Timer(_AGAIN, os.kill, (os.getpid(), number)).start()
+    if not _waiting_since:
+        _waiting_since.append(time.monotonic())
+    waits = time.monotonic() - _waiting_since[0] < _PATIENCE
+    if is_deaf(frame) or (waits and _is_importing(frame)):  # the signal would be lost, or the interpreter
+        again = threading.Timer(_AGAIN, os.kill, (os.getpid(), number))
+        again.daemon = True
+        again.start()
         return
+    _waiting_since.clear()
     _came.append(number)
     raise Interrupted
 

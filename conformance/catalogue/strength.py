@@ -22,6 +22,7 @@ from ..oracle.python_engine import PythonEngine
 from ..oracle.relations import RELATIONS
 from ..search.profiles import PROFILES
 from ..search.runner import MachineReport, run_machine
+from ..search.workers import ignore_interrupts, interrupts_kept
 from . import SEEDED_BUGS, SERVED_BUGS, SeededBug
 
 __all__ = ["Finding", "Strength", "find_bug", "find_bugs"]
@@ -116,8 +117,9 @@ def find_bugs(names: Sequence[str], seed: int, jobs: int) -> Iterator[Finding]:
     if jobs == 1:
         yield from (find_bug(name, seed) for name in names)
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        ends = [pool.submit(find_bug, name, seed) for name in names]
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=ignore_interrupts) as pool:
+        with interrupts_kept():
+            ends = [pool.submit(find_bug, name, seed) for name in names]
         try:
             for end in as_completed(ends):
                 yield end.result()

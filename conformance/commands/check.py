@@ -8,7 +8,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ from ..report.xfails import XfailsError
 from ..search.runner import MachineReport, Report, run
 from ..search.workers import Task, WorkerError, run_in_workers
 from .check_options import Options, add_options, be_writable, in_order, read_options, write
-from .deep import DeepRun, resumed
+from .deep import DeepRun, Failure, resumed
 
 __all__ = ["DEVICES", "run_check", "set_up"]
 
@@ -114,8 +114,10 @@ def _run(options: Options) -> int:
     console = Console(emoji=False)
     if given.profile == "deep":
         deep = resumed(options, seed)
-        _go_deep(deep, backend, console)
-        return _tell(options, replace(deep.report(backend.name, lacks), warning=warning), backend, console)
+        interrupted = _go_deep(deep, backend, console)
+        told = replace(deep.report(backend.name, lacks), warning=warning, interrupted=interrupted)
+        status = _tell(options, told, backend, console)
+        return COULD_NOT_RUN if interrupted and not deep.rounds and status == FINE else status
     console.print(f"seed {seed}", highlight=False)
     report = Report(backend.name, seed, options.clauses, [], options.level, given.profile, lacks, warning)
     try:
@@ -148,26 +150,40 @@ def _reports(options: Options, backend: Backend, seed: int) -> Iterator[MachineR
                 return
 
 
-def _go_deep(deep: DeepRun, backend: Backend, console: Console) -> None:
-    """Takes rounds until the time is over, a first deviation is enough, or somebody interrupts it."""
+def _go_deep(deep: DeepRun, backend: Backend, console: Console) -> bool:
+    """Takes rounds until the time is over, a first deviation is enough, or somebody interrupts it.
+
+    Returns:
+        Whether it was interrupted.
+    """
     given = deep.options.given
     hours = _HOURS if given.hours is None else given.hours
     before = f", after {deep.rounds} rounds in {deep.seconds / 3600:.2f} h" if deep.rounds else ""
     console.print(f"seed {deep.seed}{before}", highlight=False)
+    reports: list[MachineReport] = []
     try:
         while deep.seconds < hours * 3600 and not (given.first and deep.failures):
             began = time.monotonic()
-            reports = list(_reports(deep.options, backend, deep.next_seed))
+            for report in _reports(deep.options, backend, deep.next_seed):
+                reports.append(report)
             number, seed = deep.rounds, deep.next_seed
-            new = deep.add(reports, time.monotonic() - began)
             steps = sum(report.steps for report in reports)
+            ended, reports = reports, []
+            new = deep.add(ended, time.monotonic() - began)
             console.print(f"round {number}, seed {seed}: {steps} steps; {deep.seconds / 3600:.2f} h", highlight=False)
-            for failure in new:
-                line = f"  {failure.clause}, by machine {failure.machine}: {failure.command}"
-                console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
+            _tell_new(new, console)
         console.print(f"ended after {deep.rounds} rounds, by --hours {hours:g} or --first", highlight=False)
-    except KeyboardInterrupt:
+    except Interrupted as end:
         console.print(f"interrupted; {deep.rounds} rounds have ended", highlight=False)
+        _tell_new(deep.add_part([*reports, *end.reports]), console)
+        return True
+    return False
+
+
+def _tell_new(failures: Iterable[Failure], console: Console) -> None:
+    for failure in failures:
+        line = f"  {failure.clause}, by machine {failure.machine}: {failure.command}"
+        console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def _tell(options: Options, report: Report, backend: Backend, console: Console) -> int:

@@ -90,6 +90,21 @@ class DeepRun:
         Raises:
             BadInputError: the file cannot be written.
         """
+        new = self.add_part(reports)
+        self.rounds += 1
+        self.seconds += seconds
+        write(self.options.given.state, json.dumps(self._document(), indent=1) + "\n")
+        return new
+
+    def add_part(self, reports: Sequence[MachineReport]) -> list[Failure]:
+        """Adds what was found in a round up to where it was interrupted; the file stays, and who goes on repeats it.
+
+        Args:
+            reports: what the machines found, with `next_seed`.
+
+        Returns:
+            The deviations that no round before has seen, those left out that are expected.
+        """
         known = {(failure.machine, failure.clause) for failure in self.failures}
         new = [
             Failure(
@@ -104,9 +119,6 @@ class DeepRun:
             before = self.machines.get(report.name)
             self.machines[report.name] = report if before is None else _together(before, report)
         self.failures += new
-        self.rounds += 1
-        self.seconds += seconds
-        write(self.options.given.state, json.dumps(self._document(), indent=1) + "\n")
         return new
 
     def report(self, backend: str, without: tuple[str, ...]) -> Report:

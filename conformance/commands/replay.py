@@ -346,6 +346,8 @@ def _eviction(args: argparse.Namespace, backend: Backend) -> str:
 
 
 def _trace(args: argparse.Namespace) -> list[TraceRequest]:
+    if args.seed < 0:
+        raise BadInputError(f"--seed {args.seed} must not be negative")
     limit = None if args.limit is None else _at_least("--limit", args.limit, 1)
     if (args.trace is None) == (args.synthetic is None):
         raise BadInputError("name a TRACE or ask for one with --synthetic, one of the two")

@@ -11,9 +11,10 @@ from rich.table import Table
 
 from kvproof import __version__
 
+from ..backends.raising import Interrupted
 from ..catalogue import SEEDED_BUGS, SERVED_BUGS
 from ..catalogue.strength import Finding, Strength, find_bugs
-from ..console.exit_status import DEVIATES, FINE, could_not_run
+from ..console.exit_status import COULD_NOT_RUN, DEVIATES, FINE, could_not_run
 from ..console.named import did_you_mean, words_of
 from ..console.writing import require_writable, write_file
 from .check import DEVICES
@@ -72,16 +73,28 @@ def run_strength(arguments: argparse.Namespace) -> int:
     names = _names(arguments.bugs)
     jobs = min(os.cpu_count() or 1, 2) if arguments.jobs is None else arguments.jobs
     found: dict[str, Finding] = {}
-    with Console(stderr=True, emoji=False).status("") as progress:
-        for finding in _shown(find_bugs(names, arguments.seed, min(jobs, len(names))), len(names), progress):
-            found[finding.bug] = finding
+    interrupted = False
+    try:
+        with Console(stderr=True, emoji=False).status("") as progress:
+            for finding in _shown(find_bugs(names, arguments.seed, min(jobs, len(names))), len(names), progress):
+                found[finding.bug] = finding
+    except Interrupted:
+        if not found:
+            raise
+        interrupted = True
     strength, engines = (
-        Strength(tuple(found[name] for name in names if name in bugs)) for bugs in (SEEDED_BUGS, SERVED_BUGS)
+        Strength(tuple(found[name] for name in names if name in bugs and name in found))
+        for bugs in (SEEDED_BUGS, SERVED_BUGS)
     )
     _print(strength, engines, arguments.seed)
     if arguments.json is not None:
-        write_file(arguments.json, json.dumps(as_json(strength, engines, arguments.seed), indent=1) + "\n")
-    return FINE if all(finding.caught for finding in found.values()) else DEVIATES
+        document = as_json(strength, engines, arguments.seed) | ({"interrupted": True} if interrupted else {})
+        write_file(arguments.json, json.dumps(document, indent=1) + "\n")
+    if interrupted:
+        print(f"kvproof strength: interrupted; {len(found)} of {len(names)} seeded bugs are told", file=sys.stderr)
+    if not all(finding.caught for finding in found.values()):
+        return DEVIATES
+    return COULD_NOT_RUN if interrupted else FINE
 
 
 def _names(given: str | None) -> list[str]:

@@ -10,7 +10,7 @@ import kvproof.spec
 from ..backends.loading import Backend
 from ..report.redaction import Redaction
 from .entries import Made, Operation
-from .format import CALLS
+from .format import CALLS, LogError
 from .player import Thing
 from .reading import LogReader
 from .replaying import Replayed, Run
@@ -114,8 +114,10 @@ def frames(
         if waiting is not None:
             yield waiting
         waiting = camera.take(camera.last)
-    if waiting is not None:
-        yield waiting
+    run.require_operations("drawn")
+    if waiting is None:
+        raise LogError(f"{path}: none of its operations ends a step, so that no step can be drawn")
+    yield waiting
 
 
 class _Camera:

@@ -365,6 +365,19 @@ class Run(Judge):
             if self.wrong is not None:
                 return
 
+    def require_operations(self, what: str) -> None:
+        """Refuses a log in which nothing was done, when all of it was read: no news of it is good news.
+
+        Args:
+            what: what could not be done with it, as a participle.
+
+        Raises:
+            LogError: it has no operations.
+        """
+        if not self.operations:
+            cut = self.reader.cut or "closed"
+            raise LogError(f"{self.reader.path}: a log without operations, {cut}: nothing was {what}")
+
 
 def replay_log(
     path: str | Path,
@@ -396,8 +409,7 @@ def replay_log(
     for replayed in first.steps():
         if observe is not None:
             observe(replayed)
-    if not first.operations:
-        raise LogError(f"{path}: a log without operations, {first.reader.cut or 'closed'}: nothing was replayed")
+    first.require_operations("replayed")
     wrong = None
     if first.wrong is not None and first.last is not None:
         difference, shown = first.wrong

@@ -374,6 +374,8 @@ def shrink(
     started = time.monotonic()
     reader = LogReader(Path(path), redaction)
     entries = list(reader.entries())
+    if not any(isinstance(entry, Operation) for entry in entries):
+        raise LogError(f"{path}: a log without operations, {reader.cut or 'closed'}: nothing can be left out")
     shrinker = _Shrinker(backend)
     try:
         if backend is not None:

@@ -5,15 +5,16 @@ called is read off its board, and another process goes on with the other machine
 """
 
 import atexit
+import contextlib
 import ctypes
 import os
 import signal
 import time
 import traceback
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -25,7 +26,7 @@ from ..machines import EVERY_MACHINE, TOGETHER
 from ..machines.properties import clauses_of_machine
 from .runner import MachineReport, Search, run_machine
 
-__all__ = ["Task", "WorkerError", "run_in_workers"]
+__all__ = ["Task", "WorkerError", "ignore_interrupts", "interrupts_kept", "run_in_workers"]
 
 _LOOK_AGAIN = 0.5
 """Seconds between two looks at the boards."""
@@ -128,7 +129,8 @@ class _Worker:
         self._connection, theirs = context.Pipe()
         # No daemon, which could not have processes of its own; so it is ended here, however this process ends.
         self._process = context.Process(target=_serve, args=(task, theirs, memory))
-        self._process.start()
+        with interrupts_kept():
+            self._process.start()
         atexit.register(self._process.kill)
         theirs.close()
         self._task, self._board = task, Board(memory)
@@ -222,11 +224,27 @@ class _Worker:
         self._connection.close()
 
 
+@contextlib.contextmanager
+def interrupts_kept() -> Iterator[None]:
+    """Within, ^C waits; in a process that is started here, until it says what it does about it."""
+    resource_tracker.ensure_running()  # which is started with the first process, and lets signals through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore_interrupts() -> None:
+    """^C reaches all processes of a terminal; who started this one sees to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
 def _serve(task: Task, connection: "Connection[Any, Any]", memory: Any) -> None:
     """What the process does: it runs the machines that it is given, until it is given none."""
     board = Board(memory)
-    # ^C reaches all processes of a terminal; who started this one sees to it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_interrupts()
     # The second of two signals, from the terminal and from who started this, comes while what was found is sent.
     signal.signal(signal.SIGTERM, lambda *_: None)
     os.dup2(2, 1)  # what a backend prints goes where errors go: the report stays readable

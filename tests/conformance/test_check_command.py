@@ -2,15 +2,19 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from kvproof.conformance.backends.raising import Interrupted
 from kvproof.conformance.cli import main
+from kvproof.conformance.commands import check as check_command
 from kvproof.conformance.commands.deep import round_seed
+from kvproof.conformance.report.verdicts import MachineReport
 from kvproof.spec import PagePool
 
 from .broken import FreesBackwards
@@ -172,6 +176,27 @@ def test_a_deep_run_goes_on(check: Check, capsys: pytest.CaptureFixture[str]) ->
     printed = capsys.readouterr().out
     assert "seed 3, after 1 rounds" in printed
     assert command not in printed.partition("after 1 rounds")[2].partition("after 1 rounds")[2], "it was told before"
+
+
+def test_an_interrupted_deep_run_tells_what_its_unfinished_round_found(
+    check: Check, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is left as it is: who goes on begins with that round, and finds the same."""
+    whole = check_command._reports
+
+    def cut(*given: Any) -> Iterator[MachineReport]:
+        yield next(iter(whole(*given)))
+        raise Interrupted
+
+    monkeypatch.setattr(check_command, "_reports", cut)
+    deep = ["--profile", "deep", "--state", "deep.json"]
+    assert check("hostile", *deep, machines="pool,small-pool") == 1
+    said = capsys.readouterr().out
+    assert "interrupted; 0 rounds have ended" in said
+    assert "  POOL-10, by machine small-pool: kvproof check " in said
+    assert not Path("deep.json").exists()
+    assert check("right", *deep, machines="pool,small-pool") == 2, "nothing is known of it"
+    assert "shows no deviation up to where the run was interrupted" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -64,11 +64,14 @@ def test_a_log_without_operations_is_no_good_news(
     path.write_text(text)
     with pytest.raises(LogError, match=r"empty\.log"):
         replay_log(path)
-    for command in ("replay", "shrink"):
-        assert main([command, str(path)]) == 2
+    page = tmp_path / "page.html"
+    for command in (["replay"], ["shrink"], ["show", "-o", str(page)]):
+        assert main([*command, str(path)]) == 2
         told = capsys.readouterr()
         assert "no difference" not in told.out
+        assert "right" not in told.err, "nothing was compared"
         assert told.err.count("\n") == 1
+    assert not page.exists()
 
 
 def test_no_difference_is_said_of_what_was_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

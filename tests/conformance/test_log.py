@@ -414,6 +414,14 @@ def test_frames_show_who_holds_what(tmp_path: Path) -> None:
     assert {end.number for end in ends} < {picture.number for picture in pictures}
 
 
+def test_a_log_whose_operations_end_no_step_has_no_steps_to_draw(tmp_path: Path) -> None:
+    with record(kvproof.fast.PagePool(4, True), tmp_path / "a.log") as pool:
+        pool.get_new_pages(1)
+    assert len(list(frames(tmp_path / "a.log"))) == 1
+    with pytest.raises(LogError, match="ends a step"):
+        list(frames(tmp_path / "a.log", steps_only=True))
+
+
 def test_the_last_frame_has_the_fault(tmp_path: Path) -> None:
     bug = catalogue.deferred_free_reversed
     path = recorded(tmp_path / "a.log", bug, seed=0, states_every=1)

@@ -104,9 +104,11 @@ def test_a_header_commands_no_terminal(kind: str, tmp_path: Path) -> None:
     assert len(line) < 300
 
 
-def test_a_negative_seed_is_refused(tmp_path: Path) -> None:
-    done = kvproof(tmp_path, "serve-check", "--seed", "-1")
-    assert (done.returncode, done.stderr) == (2, "kvproof serve-check: --seed -1 must not be negative\n")
+@pytest.mark.parametrize("command", ["serve-check", "check", "strength", "replay --synthetic 9"])
+def test_a_negative_seed_is_refused(command: str, tmp_path: Path) -> None:
+    name, *arguments = command.split()
+    done = kvproof(tmp_path, name, *arguments, "--seed", "-1")
+    assert (done.returncode, done.stderr) == (2, f"kvproof {name}: --seed -1 must not be negative\n")
 
 
 def test_a_state_that_is_none_is_one_line(tmp_path: Path) -> None:

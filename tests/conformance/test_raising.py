@@ -1,6 +1,7 @@
 """What a backend raises is a verdict that says where; what the user sends ends the run, with what was found so far."""
 
 import functools
+import importlib
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 from kvproof import fast
+from kvproof.conformance.backends import raising
 from kvproof.conformance.backends.loading import Backend
 from kvproof.conformance.backends.raising import IN_THE_CALL, Interrupted, frames, interruptible
 from kvproof.conformance.calls.deviation import attempt
@@ -63,7 +65,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "my_engine.py").write_text(BACKEND)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    for module in ("my_engine", "script"):
+    for module in ("my_engine", "script", "an_import", "an_endless_import"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     return tmp_path
 
@@ -165,6 +167,27 @@ def test_an_interrupt_by_a_signal_is_no_outcome_of_a_call() -> None:
     assert isinstance(attempt(lambda: (_ for _ in ()).throw(KeyboardInterrupt)).error, KeyboardInterrupt)
 
 
+def test_an_import_is_ended_before_a_signal_interrupts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled modules that are broken off end the interpreter, and callbacks of imports lose what is raised."""
+    text = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep({})\nis_whole = True\n"
+    (folder / "an_import.py").write_text(text.format(0.2))
+    (folder / "an_endless_import.py").write_text(text.format(1000))
+    monkeypatch.syspath_prepend(folder)
+
+    def import_and_wait() -> None:
+        importlib.import_module("an_import")
+        time.sleep(5)
+
+    with interruptible(signal.SIGINT), pytest.raises(Interrupted):
+        import_and_wait()
+    assert sys.modules["an_import"].is_whole
+    monkeypatch.setattr(raising, "_PATIENCE", 0.2)
+    began = time.monotonic()
+    with interruptible(signal.SIGINT), pytest.raises(Interrupted):
+        importlib.import_module("an_endless_import")
+    assert time.monotonic() - began < 5
+
+
 def test_a_machine_that_is_interrupted_tells_what_it_found() -> None:
     class Interrupting(fast.PagePool):
         calls = 0
@@ -187,6 +210,44 @@ def test_a_clause_whose_machine_had_not_begun_is_left_by_the_interruption() -> N
     report = Report("cut short", 0, ("TAB-1",), [], interrupted=True)
     assert report.verdict("TAB-1") == "undecided"
     assert report.why_left("TAB-1") == "the run was interrupted before a machine that checks it began"
+
+
+@pytest.mark.parametrize("module", ["rich.console", "kvproof.spec", "jaxlib", "jax"])
+def test_a_command_that_is_interrupted_while_it_imports_says_so_in_a_line(module: str, folder: Path) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "kvproof.conformance", "check", "--jobs", "1", "--seed", "1"]
+    started = subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert started.stderr is not None
+    while started.stderr.readline().rpartition("|")[2].strip() != module:
+        assert started.poll() is None
+    os.killpg(started.pid, signal.SIGINT)
+    said, errors = started.communicate(timeout=60)
+    assert started.returncode == 2, said + errors
+    assert "kvproof check: interrupted" in errors
+    assert "Traceback" not in errors
+    assert "Exception ignored" not in errors
+
+
+def test_processes_that_have_just_been_started_say_nothing_of_an_interruption(folder: Path) -> None:
+    arguments = ["check", "--jobs", "2", "--seed", "1", "--machines", "queue,pool", "--examples", "100000"]
+    started = subprocess.Popen(
+        [sys.executable, "-m", "kvproof.conformance", *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert started.stdout is not None
+    assert started.stdout.readline() == "seed 1\n"
+    time.sleep(0.3)
+    os.killpg(started.pid, signal.SIGINT)
+    _, errors = started.communicate(timeout=60)
+    assert started.returncode == 2
+    assert errors.splitlines() == [
+        "kvproof check: interrupted; the verdicts are on what was compared up to there",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,18 @@
 """The suite's strength as the command tells it, and counterexamples that become short."""
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import strategies as st
 
+from kvproof.conformance.backends.raising import Interrupted
 from kvproof.conformance.calls.deviation import is_call
 from kvproof.conformance.catalogue import SEEDED_BUGS, SERVED_BUGS
 from kvproof.conformance.catalogue.strength import Finding, Strength
 from kvproof.conformance.cli import main
+from kvproof.conformance.commands import strength as strength_command
 from kvproof.conformance.machines.draws import Drawing, UnrepeatableError
 
 
@@ -30,6 +33,23 @@ def test_bugs_are_caught_and_told_in_few_calls(tmp_path: Path, capsys: pytest.Ca
     printed = capsys.readouterr().out
     assert "2 of 2 caught" in printed
     assert "1 of 1 faults of whole engines caught" in printed
+
+
+def test_what_was_found_before_an_interruption_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(names: Sequence[str], *_: int) -> Iterator[Finding]:
+        yield Finding(names[0], 1, "R1", "pool", 3, (), 1, 0.5, 2.0)
+        raise Interrupted
+
+    monkeypatch.setattr(strength_command, "find_bugs", cut)
+    file = tmp_path / "strength.json"
+    assert main(["strength", "--bugs", "salt_ignored,zero_parent_is_root", "--json", str(file)]) == 2
+    found = json.loads(file.read_text())
+    assert (found["caught"], found["of"], found["interrupted"]) == (1, 1, True)
+    told = capsys.readouterr()
+    assert "1 of 1 caught" in told.out
+    assert told.err.endswith("kvproof strength: interrupted; 1 of 2 seeded bugs are told\n")
 
 
 @pytest.mark.parametrize(
