@@ -217,4 +217,15 @@ def _attend_on(
         taken("mla_decode", reason, warn=False)
         if taken("mla_attention", reason):
             return tpu.attend(queries, rotary_queries, numbers, *batch, options=options)
+    if platform == "cuda":
+        from .gpu import hopper, support
+
+        numbers = from_bits(latent_pages, options.kv_dtype)
+        reason = hopper.unavailable() or support.unsupported_latents(options, queries, numbers, lengths.page_table)
+        taken("paged_combine", reason, warn=False)
+        if taken("paged_latents", reason, warn=hopper.in_sight()):
+            # Needs Mosaic GPU, which machines without a GPU may lack.
+            from .gpu import latents as gpu
+
+            return gpu.attend(queries, rotary_queries, numbers, *batch, options=options)
     return xla.attend(queries, rotary_queries, latent_pages, *batch, options=options)

@@ -14,15 +14,18 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from ..dispatch import kernel_output
-from ..options import AttentionOptions
+from ..options import AnyOptions, AttentionOptions
 from ..score_units import exponent_unit
-from .geometry import CONSUMERS, ROWS, Geometry, itemsize_of, swizzle_of
+from .geometry import ROWS, Geometry, LatentGeometry, itemsize_of, swizzle_of
 from .launch import Interpret, launch, memory
 from .products import Warpgroup, by_row, commit
 from .sinks import sink_rows
 from .walk import LOWEST, Sums
 
 __all__ = ["Parts", "combine"]
+
+_COLUMNS = 32
+"""Columns of a block, where values have as many."""
 
 _AT_ONCE = 2
 """Parts whose numbers are loaded together, those of all consumers of each."""
@@ -32,7 +35,8 @@ class Parts(NamedTuple):
     """Unfinished attention: for each consumer of each item the rows of all KV heads, one head after the other.
 
     Row ``(item * consumers + consumer) * rows_of_part + head * copied_rows + r`` is that of query head r of the group;
-    behind the last part are 64 rows of nothing, for blocks that end within.
+    behind the last part are 64 rows of nothing, for blocks that end within. Over latents consumers share their sums:
+    there is one for an item, and blocks of query heads stand for KV heads.
 
     Attributes:
         mixed: `f32[rows, Dv]`: values, weighted; anything for items that aren't there.
@@ -51,8 +55,8 @@ def combine(
     counts: jax.Array,  # i32[S]
     sinks: jax.Array | None,  # f32[Hq]
     *,
-    geometry: Geometry,
-    options: AttentionOptions,
+    geometry: Geometry | LatentGeometry,
+    options: AnyOptions,
     interpret: Interpret = None,
 ) -> jax.Array:
     """The parts of each sequence put together: `[S, Hq, Dv]` of the geometry's dtype (ATT-1, ATT-3, ATT-6).
@@ -63,7 +67,7 @@ def combine(
         parts: what `decode_parts` gave for the items of a `Decoding`.
         begins: `i32[S]`, those of the `Decoding`.
         counts: `i32[S]`, those of the `Decoding`.
-        sinks: `f32[Hq]` or None.
+        sinks: `f32[Hq]` or None, as over latents.
         geometry: the shapes.
         options: the options.
         interpret: None, or the parameters of the interpreter.
@@ -71,13 +75,13 @@ def combine(
     Returns:
         Anything for sequences with no part.
     """
-    count, heads, v_dim = counts.shape[0], geometry.layout.num_kv_heads, geometry.layout.v_head_dim
-    part_rows, columns = geometry.part_rows, 32 if v_dim % 32 == 0 else 16
+    count, heads, v_dim, consumers = counts.shape[0], geometry.heads, geometry.v_dim, geometry.parts_of_item
+    part_rows, columns = geometry.part_rows, _COLUMNS if v_dim % _COLUMNS == 0 else 16
     blocks = -(-part_rows // ROWS)
     unit = exponent_unit(options)
     group = Warpgroup(interpret is not None, itemsize_of(geometry.dtype), swizzled=True)
     inputs = [begins, counts, *parts]
-    if sinks is not None:
+    if sinks is not None and isinstance(geometry, Geometry) and isinstance(options, AttentionOptions):
         own = sink_rows(sinks, geometry, options).reshape(-1)
         inputs.append(jnp.pad(own, (0, blocks * ROWS - part_rows)))
 
@@ -92,7 +96,7 @@ def combine(
             exists = number < num_parts
             place = jnp.minimum(number, num_parts - 1)
             item = jnp.where(place == 0, sequence, first_of[sequence] + place - 1)
-            rows = pl.ds((item * CONSUMERS + consumer) * part_rows + block * ROWS, ROWS)
+            rows = pl.ds((item * consumers + consumer) * part_rows + block * ROWS, ROWS)
             top, total = (group.rows(ref.at[rows]) for ref in (tops, totals))
             part = group.rows(mixed.at[rows, there])
             return Sums(
@@ -102,7 +106,7 @@ def combine(
             )
 
         def step(turn: jax.Array, sums: Sums) -> Sums:
-            more = [loaded(turn * _AT_ONCE + i, consumer) for i in range(_AT_ONCE) for consumer in range(CONSUMERS)]
+            more = [loaded(turn * _AT_ONCE + i, consumer) for i in range(_AT_ONCE) for consumer in range(consumers)]
             top = sums.top
             for part in more:
                 top = jnp.maximum(top, part.top)

@@ -12,15 +12,16 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from .geometry import ROWS, Geometry
+from .geometry import ROWS, Geometry, LatentGeometry
 from .item import Item
 from .products import Warpgroup, by_column, by_row, commit
 from .schedule import Field
+from .tiles import Tiles
 
-__all__ = ["clean", "converted", "masked"]
+__all__ = ["clean", "clean_latents", "converted", "masked"]
 
 
-def masked(item: Item, scores: jax.Array, tile: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
+def masked(item: Item[Any], scores: jax.Array, tile: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
     """The scores, -inf where a row doesn't read."""
     tiles, group = item.geometry.tiles, item.group
     start = tile * tiles.live
@@ -46,7 +47,7 @@ def masked(item: Item, scores: jax.Array, tile: jax.Array, low: jax.Array, high:
     return done
 
 
-def _missing(item: Item, index: jax.Array, tile: jax.Array) -> jax.Array:
+def _missing(item: Item[Any], index: jax.Array, tile: jax.Array) -> jax.Array:
     """Which keys of a tile, by their place in it, stand on pages that don't exist: bool, of the index' shape."""
     tiles = item.geometry.tiles
     piece = jax.lax.div(index, jnp.int32(tiles.rows))
@@ -59,11 +60,10 @@ def _missing(item: Item, index: jax.Array, tile: jax.Array) -> jax.Array:
     return count > 0
 
 
-def clean(item: Item, slot: jax.Array, tile: jax.Array, wg: jax.Array) -> None:
+def clean(item: Item[Geometry], slot: jax.Array, tile: jax.Array, wg: jax.Array) -> None:
     """Zeroes the values of a tile that no row of the item reads, in place; consumers that share it do a part each."""
     geometry, group = item.geometry, item.group
     tiles = geometry.tiles
-    start = tile * tiles.live
     together = not geometry.splits_keys
     shares = tiles.keys // ROWS if together else 1
     rows = tiles.keys // shares
@@ -76,9 +76,8 @@ def clean(item: Item, slot: jax.Array, tile: jax.Array, wg: jax.Array) -> None:
         commit()
 
     holes = item.field(Field.HOLES) > 0
-    outside = (start < item.field(Field.LOW)) | (start + tiles.live > item.field(Field.HIGH)) | (not tiles.full)
 
-    @pl.when(outside | holes)
+    @pl.when(_has_dead(item, tile))
     def _() -> None:
         for share in range(shares):
             mine = wg == (share if together else wg)
@@ -89,9 +88,41 @@ def clean(item: Item, slot: jax.Array, tile: jax.Array, wg: jax.Array) -> None:
             plgpu.barrier_wait(item.scratch.cleaned)
 
 
-def _alive(item: Item, begin: int, tile: jax.Array, holes: bool) -> jax.Array:
+def clean_latents(item: Item[LatentGeometry], slot: jax.Array, tile: jax.Array, wg: jax.Array) -> None:
+    """Zeroes the latents of a tile that no row of the item reads, in place: each consumer its half of the columns.
+
+    Before they are multiplied as keys: a consumer reads both halves then.
+    """
+    geometry, group = item.geometry, item.group
+
+    def zero(holes: bool) -> None:
+        alive = _alive(item, 0, tile, holes)
+        for columns in _chunks(geometry, geometry.half):
+            part = item.scratch.values.at[slot, wg, :, columns]
+            part[...] = _where_alive(group, alive, group.tile(part))
+        commit()
+
+    holes = item.field(Field.HOLES) > 0
+
+    @pl.when(_has_dead(item, tile))
+    def _() -> None:
+        pl.when(holes)(partial(zero, True))
+        pl.when(~holes)(partial(zero, False))
+        plgpu.barrier_arrive(item.scratch.cleaned)
+        plgpu.barrier_wait(item.scratch.cleaned)
+
+
+def _has_dead(item: Item[Any], tile: jax.Array) -> jax.Array:
+    """Whether no row of the item reads some keys of a tile, `bool[]`."""
+    tiles: Tiles = item.geometry.tiles
+    start = tile * tiles.live
+    outside = (start < item.field(Field.LOW)) | (start + tiles.live > item.field(Field.HIGH)) | (not tiles.full)
+    return outside | (item.field(Field.HOLES) > 0)
+
+
+def _alive(item: Item[Any], begin: int, tile: jax.Array, holes: bool) -> jax.Array:
     """Which of the 64 rows of a tile from one on are keys that a row of the item reads: `bool[64]`."""
-    tiles = item.geometry.tiles
+    tiles: Tiles = item.geometry.tiles
     place = item.group.row_numbers(ROWS) + begin
     key = place + tile * tiles.live
     alive = (key >= item.field(Field.LOW)) & (key < item.field(Field.HIGH))
@@ -107,7 +138,9 @@ def _where_alive(group: Warpgroup, alive: jax.Array, numbers: jax.Array) -> jax.
     return jnp.where(group.by_stored_row(alive, numbers.shape), numbers, jnp.zeros_like(numbers))
 
 
-def converted(item: Item, stored: Any, slot: jax.Array, into: Any, wg: jax.Array, tile: jax.Array | None = None) -> Any:
+def converted(
+    item: Item[Geometry], stored: Any, slot: jax.Array, into: Any, wg: jax.Array, tile: jax.Array | None = None
+) -> Any:
     """A tile as it is multiplied, made from one as it is stored; of values (``tile`` given) the dead ones zero."""
     group, geometry = item.group, item.geometry
     begin = 0 if tile is None else geometry.value_offset
@@ -129,6 +162,6 @@ def converted(item: Item, stored: Any, slot: jax.Array, into: Any, wg: jax.Array
     return into.at[wg]
 
 
-def _chunks(geometry: Geometry, columns: int) -> list[Any]:
+def _chunks(geometry: Geometry | LatentGeometry, columns: int) -> list[Any]:
     """The columns of a tile, as many as pass through registers at once."""
     return [pl.ds(begin, geometry.chunk) for begin in range(0, columns, geometry.chunk)]

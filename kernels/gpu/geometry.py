@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from ..layout import CacheLayout, round_up
 from .tiles import TILE_KEYS, Tiles, cut
 
-__all__ = ["CONSUMERS", "ROWS", "SMEM_BYTES", "Geometry", "itemsize_of", "swizzle_of"]
+__all__ = ["CONSUMERS", "ROWS", "SMEM_BYTES", "Geometry", "LatentGeometry", "itemsize_of", "swizzle_of"]
 
 CONSUMERS = 2
 """Warpgroups that multiply; one more copies."""
@@ -103,9 +103,24 @@ class Geometry:
         return round_up(self.group, 8) if self.splits_keys else ROWS
 
     @property
+    def heads(self) -> int:
+        """KV heads: blocks of threads for each item."""
+        return self.layout.num_kv_heads
+
+    @property
+    def v_dim(self) -> int:
+        """Numbers of a value."""
+        return self.layout.v_head_dim
+
+    @property
+    def parts_of_item(self) -> int:
+        """Unfinished sums that an item leaves: one of each consumer, as they take turns with the keys."""
+        return CONSUMERS
+
+    @property
     def part_rows(self) -> int:
         """Rows of an unfinished sum of a whole item: those of all KV heads, one after the other."""
-        return self.layout.num_kv_heads * self.copied_rows
+        return self.heads * self.copied_rows
 
     @property
     def copied_dims(self) -> tuple[int, int]:
@@ -195,3 +210,88 @@ class Geometry:
         converted = layout.head_dim + (layout.v_head_dim if self.differ else 0) if self.staged else 0
         numbers = self.block_rows * layout.head_dim + CONSUMERS * self.tiles.keys * converted
         return numbers * itemsize + output
+
+
+@dataclass(frozen=True)
+class LatentGeometry:
+    """The shapes of a kernel that decodes over latents (MLA), which are keys, and values of half as many numbers each.
+
+    The consumers share a block of query heads and every tile; each mixes half of the columns of the latents, as 64 rows
+    of 512 sums have no room in the registers of one.
+
+    Attributes:
+        num_heads: query heads.
+        latent_dim: numbers of a latent.
+        rotary_dim: numbers of the rotary part of a key.
+        dtype: of queries, cache and outputs: 16 bits wide.
+        page_size: slots of a page.
+    """
+
+    num_heads: int
+    latent_dim: int
+    rotary_dim: int
+    dtype: Any
+    page_size: int
+
+    @property
+    def tiles(self) -> Tiles:
+        """How keys are cut."""
+        return cut(self.page_size)
+
+    @property
+    def heads(self) -> int:
+        """Blocks of query heads: the fewest that are all of one size, of at most 64."""
+        return next(
+            count for count in range(-(-self.num_heads // ROWS), self.num_heads + 1) if not self.num_heads % count
+        )
+
+    @property
+    def group(self) -> int:
+        """Query heads of a block."""
+        return self.num_heads // self.heads
+
+    @property
+    def query_rows(self) -> int:
+        """Rows of queries that are copied at once: those of a block in whole eights, the rows of a tile."""
+        return round_up(self.group, 8)
+
+    @property
+    def half(self) -> int:
+        """Columns of the latents that a consumer mixes."""
+        return self.latent_dim // CONSUMERS
+
+    @property
+    def v_dim(self) -> int:
+        """Numbers of an output."""
+        return self.latent_dim
+
+    @property
+    def parts_of_item(self) -> int:
+        """Unfinished sums that an item leaves: one, of which each consumer has half of the columns."""
+        return 1
+
+    @property
+    def copied_rows(self) -> int:
+        """Rows of a block of heads in an unfinished sum: all of a tile, as registers are written without copies."""
+        return ROWS
+
+    @property
+    def part_rows(self) -> int:
+        """Rows of an unfinished sum of a whole item: those of all blocks of heads, one after the other."""
+        return self.heads * self.copied_rows
+
+    @property
+    def chunk(self) -> int:
+        """Columns of a stored tile that pass through registers at once."""
+        return swizzle_of(self.half, itemsize_of(self.dtype)) // itemsize_of(self.dtype)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of a stage: a tile of latents and rotary parts."""
+        return self.tiles.keys * (self.latent_dim + self.rotary_dim) * itemsize_of(self.dtype)
+
+    @property
+    def stages(self) -> int:
+        """Tiles that are on their way or in use at once, beside the queries."""
+        queries = ROWS * (self.latent_dim + self.rotary_dim) * itemsize_of(self.dtype)
+        return min(_MOST_STAGES, max(SMEM_BYTES - queries, 0) // self.stage_bytes)

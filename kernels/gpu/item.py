@@ -3,17 +3,20 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from ..options import AttentionOptions
-from .geometry import Geometry
+from ..options import AnyOptions
+from .geometry import Geometry, LatentGeometry
 from .products import Warpgroup
 from .schedule import Field
 
 __all__ = ["Inputs", "Item", "Scratch"]
+
+
+Shapes = TypeVar("Shapes", Geometry, LatentGeometry)
 
 
 class Inputs(NamedTuple):
@@ -23,11 +26,12 @@ class Inputs(NamedTuple):
         items: `i32[len(Field), N]`.
         table: `i32[S, pages_per_seq]`.
         queries: `[H, rows, D]`: token by token the heads of a group, each sequence from a multiple of eight rows on,
-            and behind the last a block more.
-        pages: `[P, page, C * Dp]`.
+            and behind the last a block more. Over latents `[rows, R]`: token by token all heads, block by block.
+        pages: `[P, page, C * Dp]`, of latents `[P, page, width]`.
         first: `i32[N, rows]`: the first key of each row; None: that of the item for all.
         end: `i32[N, rows]`, or None.
         sinks: `f32[H, rows]`, as scores, or None.
+        rotary_queries: `[rows, Dr]`, as the queries are; None but over latents.
     """
 
     items: Any
@@ -37,10 +41,14 @@ class Inputs(NamedTuple):
     first: Any = None
     end: Any = None
     sinks: Any = None
+    rotary_queries: Any = None
 
 
 class Scratch(NamedTuple):
     """What a kernel has of its own, in shared memory.
+
+    Over latents the keys are their rotary parts, and the values, which are keys as well, the latents in two halves of
+    their columns, `[stages, 2, keys, R / 2]`, as are the queries, `[2, 64, R / 2]`; barriers are for both together.
 
     Attributes:
         queries: `[blocks of 64 rows, 64, D]`.
@@ -58,6 +66,7 @@ class Scratch(NamedTuple):
         keys_done: a barrier for each stage: its consumers have read it.
         values_done: the same.
         cleaned: a barrier between the consumers; None where they share no tiles.
+        rotary_queries: `[64, Dr]`; None but over latents.
     """
 
     queries: Any
@@ -65,20 +74,21 @@ class Scratch(NamedTuple):
     values: Any
     queries_here: Any
     keys_here: Any
-    values_here: Any
     keys_done: Any
-    values_done: Any
+    values_here: Any = None
+    values_done: Any = None
     key_tile: Any = None
     value_tile: Any = None
     output: Any = None
     tops: Any = None
     totals: Any = None
     cleaned: Any = None
+    rotary_queries: Any = None
 
 
 @dataclass(frozen=True)
-class Item:
-    """One item and KV head, in one warpgroup of its block.
+class Item(Generic[Shapes]):
+    """One item and KV head, or block of query heads over latents, in one warpgroup of its block.
 
     Attributes:
         geometry: the shapes.
@@ -91,8 +101,8 @@ class Item:
         known: fields that have been read, and stay in registers.
     """
 
-    geometry: Geometry
-    options: AttentionOptions
+    geometry: Shapes
+    options: AnyOptions
     inputs: Inputs
     scratch: Scratch
     group: Warpgroup
@@ -100,7 +110,7 @@ class Item:
     head: jax.Array
     known: Mapping[Field, jax.Array] = dataclasses.field(default_factory=dict)
 
-    def knowing(self, *fields: Field) -> "Item":
+    def knowing(self, *fields: Field) -> "Item[Shapes]":
         """The same item, some of its fields read once and for all."""
         return dataclasses.replace(self, known={field: self.field(field) for field in fields})
 

@@ -58,25 +58,23 @@ class Warpgroup:
         wide = swizzled and itemsize == 1
         self._stored = plgpu.Layout.WGMMA_UPCAST_2X if wide else plgpu.Layout.WGMMA
 
-    def scores(
-        self,
-        queries: Any,  # [m, D]
-        keys: Any,  # [n, D]
-    ) -> jax.Array:
+    def scores(self, *pairs: tuple[Any, Any]) -> jax.Array:
         """The products of the rows of two tiles in shared memory, `f32[m, n]`, done when they are returned.
 
         Args:
-            queries: a ref `[m, D]`.
-            keys: a ref `[n, D]` of the same dtype.
+            pairs: queries, a ref `[m, D]`, and keys, a ref `[n, D]` of the same dtype; of several pairs the products
+                are added.
         """
         if self._emulated:
-            return _dot(queries[...], keys[...].T)
+            return jnp.sum(jnp.stack([_dot(queries[...], keys[...].T) for queries, keys in pairs]), axis=0)
 
         def multiply(sums: Any) -> jax.Array:
-            plgpu.wgmma(sums, queries, keys.transpose((1, 0)))
+            for queries, keys in pairs:
+                plgpu.wgmma(sums, queries, keys.transpose((1, 0)))
             done: jax.Array = sums[...]
             return done
 
+        (queries, keys), *_ = pairs
         scores: jax.Array = pl.run_scoped(multiply, _SUMS((queries.shape[0], keys.shape[0]), jnp.float32))
         return scores
 
@@ -137,7 +135,7 @@ class Warpgroup:
         return plgpu.load(ref, *_INDEX, layout=self._stored, optimized=self._swizzled)
 
     def converted(self, ref: Any, dtype: Any) -> jax.Array:
-        """Reads a stored tile `[m, n]` from shared memory as another dtype, exactly: float16 holds all float8."""
+        """Reads a stored tile `[m, n]` from shared memory as another dtype, exactly: float16 holds all of 8 bits."""
         numbers = self.tile(ref)
         if numbers.dtype == dtype:
             return numbers

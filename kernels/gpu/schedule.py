@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from ..masks import end_key, first_key
-from ..options import AttentionOptions
+from ..options import AnyOptions, AttentionOptions
 from ..ragged import Ragged
 from .tiles import Tiles
 
@@ -163,7 +163,7 @@ def decode_items(
     num_heads: int,
     extras: int,
     tiles: Tiles,
-    options: AttentionOptions,
+    options: AnyOptions,
 ) -> Decoding:
     """The items of the sequences with one query each, the keys of each in `parts_of` equal parts. O(S * extras).
 

@@ -1,17 +1,22 @@
 """Which attention calls the GPU kernels take. The others are left to XLA, with a reason that can be read.
 
-All page sizes are taken, with all heads up to 192 and float8 ones up to 256.
+All page sizes are taken, with all heads up to 192, and those of float8 and int8 caches up to 256.
 
 | not taken | why |
 |---|---|
 | layout seq_on_lane | a slot is a column of its page: the kernels copy and multiply rows |
 | ScaledPages | every slot and head has a scale of its own, in an array of its own |
 | float32 queries | the tensor cores have 10 bits for them, and 16 times as slow ones for all (ATT-6) |
-| caches in another 16-bit dtype than the queries, float32, integers | a conversion would lose bits |
+| caches in another 16-bit dtype than the queries, float32, integers but int8 | a conversion would lose bits |
 | head sizes that are no multiple of 16, or above 256 | rows of shared memory, and one product, hold no others |
 | groups of more than 64 query heads | one tile of rows has no room for them |
 | 16-bit heads above 192, unless pages are whole eights of slots (fours will do for 208) | two stages have no room |
 | more than 65,535 sequences and further parts of them, or query blocks | the grid ends there |
+| MLA: sequences with several queries | their scores would be of more rows than a block of heads has |
+| MLA: caches in another dtype than the queries | latents are multiplied as they are copied |
+| MLA: latents that are no multiple of 128, or above 512 | two consumers mix half of the columns each |
+| MLA: rotary parts that are no multiple of 16 | as for head sizes |
+| MLA: pages that are not copied in whole eights of slots | nothing is converted, which would put them in place |
 
 GPUs before and after Hopper are XLA's, too. cuDNN's paged attention, as JAX 0.10.2 offers it
 (`jax._src.cudnn.fused_attention_stablehlo.paged_attention`), can't serve them: it wants exactly as many pages as the
@@ -31,17 +36,20 @@ import jax
 import jax.numpy as jnp
 
 from ..layout import COLUMNS
-from ..options import AttentionOptions
+from ..options import AttentionOptions, MlaOptions
 from ..storage import ScaledPages
-from .geometry import ROWS, Geometry, swizzle_of
+from .geometry import ROWS, Geometry, LatentGeometry, swizzle_of
 from .schedule import most_blocks, most_extras
 
-__all__ = ["unsupported"]
+__all__ = ["unsupported", "unsupported_latents"]
 
 _GRID = 65_535
 """The most blocks along the slower axes of a grid."""
 
-_FLOAT8 = (jnp.dtype(jnp.float8_e4m3fn), jnp.dtype(jnp.float8_e5m2))
+_MULTIPLIED = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
+
+_BYTES = (jnp.dtype(jnp.float8_e4m3fn), jnp.dtype(jnp.float8_e5m2), jnp.dtype(jnp.int8))
+"""What is converted without loss on its way to the tensor cores."""
 
 _WIDEST = 256
 
@@ -65,9 +73,9 @@ def unsupported(
     if isinstance(kv_pages, ScaledPages):
         return "ScaledPages: every slot and head has a scale of its own"
     layout, dtype, stored = options.layout, jnp.dtype(queries.dtype), jnp.dtype(options.kv_dtype)
-    if dtype not in (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16)):
+    if dtype not in _MULTIPLIED:
         return f"queries of {dtype}: the tensor cores would round them"
-    if stored != dtype and stored not in _FLOAT8:
+    if stored != dtype and stored not in _BYTES:
         return f"a cache of {stored} for queries of {dtype}"
     for dim in (layout.head_dim, layout.v_head_dim):
         if dim > _WIDEST or not swizzle_of(dim, dtype.itemsize):
@@ -83,4 +91,39 @@ def unsupported(
     parts = num_rows + most_extras(num_rows, layout.num_kv_heads, kv_pages.shape[1] * page_table.shape[1])
     if max(parts, most_blocks(queries.shape[0], num_rows, queries_each)) > _GRID:
         return f"{queries.shape[0]} tokens of {num_rows} sequences: more blocks than a grid has"
+    return None
+
+
+def unsupported_latents(
+    options: MlaOptions,
+    queries: jax.Array,  # [T, Hq, R]
+    latent_pages: jax.Array,  # [P, page, width]
+    page_table: jax.Array,  # i32[S, pages_per_seq]
+) -> str | None:
+    """Why a call can't be made by `attend` of `gpu.latents`, or None when it can. O(1).
+
+    Args:
+        options: the options.
+        queries: `[T, Hq, R]`: anything with a shape and a dtype, as all arrays here.
+        latent_pages: `[P, page, width]`, of the dtype of the numbers.
+        page_table: `i32[S, pages_per_seq]`.
+    """
+    dtype, stored = jnp.dtype(queries.dtype), jnp.dtype(options.kv_dtype)
+    if dtype not in _MULTIPLIED:
+        return f"queries of {dtype}: the tensor cores would round them"
+    if stored != dtype:
+        return f"a cache of {stored} for queries of {dtype}"
+    if options.latent_dim % 128 or options.latent_dim > 2 * _WIDEST:
+        return f"latents of {options.latent_dim} numbers: multiples of 128 up to {2 * _WIDEST} are taken"
+    if not swizzle_of(options.rotary_dim, dtype.itemsize):
+        return f"rotary parts of {options.rotary_dim} numbers: multiples of 16 are taken"
+    num_rows, pages_per_seq = page_table.shape
+    page_size = latent_pages.shape[1]
+    shapes = LatentGeometry(queries.shape[1], options.latent_dim, options.rotary_dim, dtype, page_size)
+    if shapes.tiles.rows % 8:
+        return f"pages of {page_size} slots: copies of {shapes.tiles.rows}, which are no whole eights"
+    if shapes.stages < 2:
+        return f"a tile of latents takes {shapes.stage_bytes} bytes: two and the rest have no room"
+    if num_rows + most_extras(num_rows, shapes.heads, page_size * pages_per_seq) > _GRID:
+        return f"{num_rows} sequences: more blocks than a grid has"
     return None

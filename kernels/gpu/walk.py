@@ -27,12 +27,12 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from ..score_units import exponent_unit, scores_of
 from .dead_keys import clean, converted, masked
-from .geometry import CONSUMERS, ROWS
+from .geometry import CONSUMERS, ROWS, Geometry
 from .item import Item
 from .products import by_row, settled
 from .schedule import Field
 
-__all__ = ["LOWEST", "THREAD", "Sums", "attend_item"]
+__all__ = ["CONSUMED", "LOWEST", "THREAD", "Sums", "attend_item", "exact_tanh", "fixed_zero", "folded", "in_roles"]
 
 THREAD = "warpgroup"
 """The name of the axis along which the warpgroups of a block differ."""
@@ -52,7 +52,7 @@ _UNROLLED = 8
 """Copies of a tile that are written out one by one; more make a loop."""
 
 
-_CONSUMED = (
+CONSUMED = (
     Field.FIRST_TILE,
     Field.END_TILE,
     Field.LOW,
@@ -78,7 +78,7 @@ class Sums(NamedTuple):
     total: jax.Array
 
 
-def attend_item(item: Item, wg: jax.Array, finish: Any) -> None:
+def attend_item(item: Item[Geometry], wg: jax.Array, finish: Any) -> None:
     """The whole of an item, by the role of the warpgroup: O(tiles) copies and products.
 
     Args:
@@ -86,21 +86,33 @@ def attend_item(item: Item, wg: jax.Array, finish: Any) -> None:
         wg: `i32[]`: which warpgroup this is: a consumer, or the producer, the last.
         finish: what a consumer does with its `Sums` in the end; called with the consumer's number and them.
     """
+    in_roles(item, wg, _produce, lambda own: finish(wg, _consume(own, wg)))
+
+
+def in_roles(item: Item[Any], wg: jax.Array, produce: Any, consume: Any) -> None:
+    """Has the warpgroups of a block do what they are there for, if the item exists.
+
+    Args:
+        item: the item.
+        wg: `i32[]`: which warpgroup this is: a consumer, or the producer, the last.
+        produce: what the producer does with the item.
+        consume: what a consumer does with it.
+    """
 
     @pl.when(item.field(Field.SEQUENCE) >= 0)
     def _exists() -> None:
         @pl.when(wg == CONSUMERS)
         def _producer() -> None:
             plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
-            _produce(item.knowing(Field.SEQUENCE, Field.FIRST_TILE, Field.END_TILE, Field.FIRST_PAGE, Field.LAST_PAGE))
+            produce(item.knowing(Field.SEQUENCE, Field.FIRST_TILE, Field.END_TILE, Field.FIRST_PAGE, Field.LAST_PAGE))
 
         @pl.when(wg < CONSUMERS)
         def _consumer() -> None:
             plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
-            finish(wg, _consume(item.knowing(*_CONSUMED), wg))
+            consume(item.knowing(*CONSUMED))
 
 
-def _produce(item: Item) -> None:
+def _produce(item: Item[Geometry]) -> None:
     """Copies the item's queries and tiles."""
     geometry, scratch, inputs = item.geometry, item.scratch, item.inputs
     layout, tiles, stages = geometry.layout, geometry.tiles, geometry.stages
@@ -144,7 +156,7 @@ def _produce(item: Item) -> None:
 
             if not few:
 
-                @pl.loop(0, tiles.pieces + _zero(tile))
+                @pl.loop(0, tiles.pieces + fixed_zero(tile))
                 def _each(piece: jax.Array, into: Any = into, here: Any = here, column: Any = column) -> None:
                     copy(jnp.maximum(item.page(tile, piece), 0), tile, piece, slot, into, here, column)
 
@@ -153,7 +165,7 @@ def _produce(item: Item) -> None:
     jax.lax.fori_loop(0, end - first, step, None)
 
 
-def _consume(item: Item, wg: jax.Array) -> Sums:
+def _consume(item: Item[Geometry], wg: jax.Array) -> Sums:
     """Multiplies the tiles that are this consumer's turn."""
     geometry, scratch, group = item.geometry, item.scratch, item.group
     stages, turns = geometry.stages, CONSUMERS if geometry.splits_keys else 1
@@ -179,17 +191,11 @@ def _consume(item: Item, wg: jax.Array) -> Sums:
         if geometry.staged:
             keys = converted(item, scratch.keys, slot, scratch.key_tile, _anew(item, wg, tile))
             release(scratch.keys_done)
-        scores = group.scores(scratch.queries.at[_anew(item, block, tile)], keys)
+        scores = group.scores((scratch.queries.at[_anew(item, block, tile)], keys))
         if not geometry.staged:
             release(scratch.keys_done)
-        scores = masked(item, scores_of(scores, item.options, _tanh), tile, low, high)
-        top = jnp.maximum(sums.top, jnp.max(scores, axis=1))
-        fade = jnp.exp2((sums.top - top) * unit)
-        weights = jnp.exp2((scores - by_row(top, scores.shape)) * unit)
-        total = sums.total * fade + jnp.sum(weights, axis=1)
-        mixed = sums.mixed * by_row(fade, sums.mixed.shape)
-        # Done before the wait: from here on the weights take half of the registers.
-        mixed, total, top, shares = settled((mixed, total, top, weights.astype(geometry.dtype)))
+        scores = masked(item, scores_of(scores, item.options, exact_tanh), tile, low, high)
+        (mixed, top, total), shares = folded(sums, scores, unit, geometry.dtype)
         plgpu.barrier_wait(scratch.values_here.at[slot])
         values = scratch.values.at[slot]
         if geometry.staged:
@@ -212,27 +218,46 @@ def _consume(item: Item, wg: jax.Array) -> Sums:
     return Sums(*jax.lax.fori_loop(0, count, lambda time, sums: step(time, Sums(*sums)), begin))
 
 
-def _anew(item: Item, place: jax.Array, tile: jax.Array) -> jax.Array:
+def folded(sums: Sums, scores: jax.Array, unit: float, dtype: Any) -> tuple[Sums, jax.Array]:
+    """The sums as they are with a further tile's scores, but for its values, and its weights.
+
+    Args:
+        sums: up to here.
+        scores: `f32[64, keys]`, masked.
+        unit: of `exponent_unit`.
+        dtype: of the weights.
+    """
+    top = jnp.maximum(sums.top, jnp.max(scores, axis=1))
+    fade = jnp.exp2((sums.top - top) * unit)
+    weights = jnp.exp2((scores - by_row(top, scores.shape)) * unit)
+    total = sums.total * fade + jnp.sum(weights, axis=1)
+    mixed = sums.mixed * by_row(fade, sums.mixed.shape)
+    # Done before what follows: from here on the weights take half of the registers.
+    mixed, top, total, shares = settled((mixed, top, total, weights.astype(dtype)))
+    return Sums(mixed, top, total), shares
+
+
+def _anew(item: Item[Geometry], place: jax.Array, tile: jax.Array) -> jax.Array:
     """Where something stands that all tiles have in common; of large heads as if it changed from tile to tile.
 
     The tensor cores are given an address for each 16 numbers of a head. The compiler computes those that stay once,
     before all tiles; of large heads they are so many that others are spilled.
     """
-    return place + _zero(tile) if item.geometry.layout.head_dim > _KEPT_HEAD_DIM else place
+    return place + fixed_zero(tile) if item.geometry.layout.head_dim > _KEPT_HEAD_DIM else place
 
 
-def _zero(tile: jax.Array) -> jax.Array:
+def fixed_zero(tile: jax.Array) -> jax.Array:
     """Zero, as no tile is below it, but the compiler can't know: it neither unrolls nor hoists what hangs on this."""
     return jax.lax.shift_right_arithmetic(tile, jnp.int32(31))
 
 
-def _tanh(numbers: jax.Array) -> jax.Array:
+def exact_tanh(numbers: jax.Array) -> jax.Array:
     """The hyperbolic tangent to 2^-22: that of the hardware has 11 bits, a soft cap multiplies its error."""
     power = jnp.exp2(numbers * (2 * 1.4426950408889634))
     return 1.0 - 2.0 / (power + 1.0)
 
 
-def _bounds(item: Item, wg: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _bounds(item: Item[Geometry], wg: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The keys that the rows of a consumer read, `i32[64]` each, or `i32[]` for all rows alike."""
     if item.inputs.first is None:
         return item.field(Field.LOW), item.field(Field.HIGH)

@@ -20,10 +20,10 @@ _WARM, _RUNS = 3, 20
 
 
 def uneven(workload: Workload) -> str | None:
-    """Why a batch can't be given to those who take sequences of one length only, or None."""
+    """Why a batch can't be given to those who take keys and values of one length only, or None."""
     if len(set(workload.q_lens)) > 1 or len(set(workload.kv_lens)) > 1:
         return "sequences of several lengths"
-    return None
+    return "latents" if workload.rotary else None
 
 
 def _copies(workload: Workload, cache_bytes: int) -> int:

@@ -1,7 +1,8 @@
 """Attention on a real GPU: times, as a share of what the same run measures the device to be capable of.
 
     python -m tests.bench.gpu_report                          # what there are goals for
-    python -m tests.bench.gpu_report --all --json gpu.json    # 192 batches that decode, 6 prompts, a mixed batch
+    python -m tests.bench.gpu_report --all --json gpu.json    # decode, latents (MLA), prompts, mixed: 211 batches
+    python -m tests.bench.gpu_report --all --only "latents B=64" --kernels    # and what each kernel takes
     python -m tests.bench.gpu_report --only "decode B=8" --peers
 
 Decoding is measured by the bandwidth of a copy, prefill by the rate of a product of matrices; mixed batches by both.
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,8 @@ import jax
 from kvproof.kernels.gpu import hopper
 
 from .gpu_peers import PEERS, uneven
-from .gpu_timing import copy_rate, matrix_rate, seconds_a_turn
-from .gpu_workloads import GOALS, Workload, attend, decode_grid, inputs_for, mixed, prefill_grid
+from .gpu_timing import copy_rate, matrix_rate, microseconds_by_kernel, seconds_a_turn
+from .gpu_workloads import GOALS, Workload, attend, decode_grid, inputs_for, latents_grid, mixed, prefill_grid
 
 __all__ = ["Device", "main", "measure"]
 
@@ -58,13 +60,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--all", action="store_true", help="all batches, not only those with goals")
     parser.add_argument("--only", default="", help="of them, those whose names hold this")
     parser.add_argument("--peers", action="store_true", help="beside torch and cuDNN, where they are installed")
+    parser.add_argument("--kernels", action="store_true", help="the kernels of a call beneath it, by JAX's profiler")
     parser.add_argument("--json", type=Path, help="write the figures there")
     chosen = parser.parse_args(arguments)
     device = _hopper()
     if isinstance(device, str):
         print(f"nothing is measured: {device}", file=sys.stderr)
         return 2
-    workloads = [each for each in (*decode_grid(), *prefill_grid(), mixed()) if chosen.all or each.name in GOALS]
+    workloads = [
+        each for each in (*decode_grid(), *latents_grid(), *prefill_grid(), mixed()) if chosen.all or each.name in GOALS
+    ]
     found = Device(device, copy_rate(device), matrix_rate(device))
     about = {
         "device": str(device.device_kind),
@@ -80,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     peers = PEERS if chosen.peers else {}
     print(" | ".join(["batch", "us", "of copies", "of products", "goal", *(f"{name} us" for name in peers)]))
-    rows = [measure(each, found, peers) for each in workloads if chosen.only in each.name]
+    rows = [measure(each, found, peers, chosen.kernels) for each in workloads if chosen.only in each.name]
     if chosen.json:
         chosen.json.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
     missed = [row["name"] for row in rows if row["reached"] is False]
@@ -89,7 +94,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(
-    workload: Workload, found: Device, peers: dict[str, Callable[[Workload, Any, int], float]]
+    workload: Workload,
+    found: Device,
+    peers: dict[str, Callable[[Workload, Any, int], float]],
+    kernels: bool = False,
 ) -> dict[str, Any]:
     """Times one batch, prints its line.
 
@@ -97,6 +105,7 @@ def measure(
         workload: the batch.
         found: the device.
         peers: what to time beside, by name.
+        kernels: whether to print what each kernel takes.
 
     Returns:
         Name, microseconds, shares, goal, whether it was reached (None without), and for each peer microseconds or why
@@ -104,7 +113,9 @@ def measure(
     """
     share = {"copies": 0.0, "products": 0.0}
     inputs = inputs_for(workload, found.device, found.cache_bytes)
-    seconds = seconds_a_turn(attend, inputs.arrays)
+    make = partial(attend, workload=workload)
+    seconds = seconds_a_turn(make, inputs.arrays)
+    spent = microseconds_by_kernel(make, inputs.arrays) if kernels else {}
     del inputs
     if seconds:
         share["copies"] = workload.read_bytes / seconds / found.copies
@@ -116,7 +127,10 @@ def measure(
     told.append("" if goal is None else f"{goal:.2f} {'reached' if reached else 'missed'}")
     told += [value if isinstance(value, str) else f"{value:.1f}" for value in beside.values()]
     print(" | ".join(told), flush=True)
-    return {"name": workload.name, "us": seconds * 1e6, **share, "goal": goal, "reached": reached, "peers": beside}
+    for name, microseconds in spent.items():
+        print(f"    {microseconds:8.1f} {name}", flush=True)
+    row = {"name": workload.name, "us": seconds * 1e6, **share, "goal": goal, "reached": reached, "peers": beside}
+    return row | ({"kernels": spent} if kernels else {})
 
 
 def _beside(time_it: Callable[[Workload, Any, int], float], workload: Workload, found: Device) -> float | str:

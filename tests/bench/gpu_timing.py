@@ -1,7 +1,10 @@
 """How long a device takes for a program, and what it can do at most: measured, in the same run."""
 
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -9,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["copy_rate", "matrix_rate", "seconds_a_turn"]
+__all__ = ["copy_rate", "matrix_rate", "microseconds_by_kernel", "seconds_a_turn"]
 
 _ready: Callable[[Any], Any] = jax.block_until_ready
 _barrier: Callable[[jax.Array], jax.Array] = jax.lax.optimization_barrier
@@ -53,6 +56,30 @@ def _median_seconds(function: Callable[..., Any], arrays: Sequence[Any], runs: i
         _ready(compiled(*arrays))
         times.append(time.perf_counter() - begin)
     return median(times)
+
+
+def microseconds_by_kernel(
+    make: Callable[[int], Callable[..., Any]], arrays: Sequence[Any], turns: int = 8
+) -> dict[str, float]:
+    """What a turn spends in each of the device's kernels, by JAX's profiler, the longest first.
+
+    Args:
+        make: as `seconds_a_turn` has it.
+        arrays: what the function takes, on the device.
+        turns: over how many turns the mean is.
+    """
+    compiled = jax.jit(make(turns)).lower(*arrays).compile()
+    _ready(compiled(*arrays))
+    spent: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            _ready(compiled(*arrays))
+        for path in Path(folder).rglob("*.xplane.pb"):
+            for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
+                for line in plane.lines if plane.name.startswith("/device:GPU") else ():
+                    for event in line.events if (line.name or "").startswith("Stream") else ():
+                        spent[event.name] += event.duration_ns
+    return {name: nanoseconds / turns / 1e3 for name, nanoseconds in spent.most_common()}
 
 
 def copy_rate(device: Any, num_bytes: int = 2**31) -> float:

@@ -9,9 +9,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kvproof.kernels import ragged_paged_attention
+from kvproof.kernels import mla_paged_attention, ragged_paged_attention
 
-__all__ = ["GOALS", "Inputs", "Workload", "attend", "decode_grid", "inputs_for", "mixed", "prefill_grid"]
+__all__ = [
+    "GOALS",
+    "Inputs",
+    "Workload",
+    "attend",
+    "decode_grid",
+    "inputs_for",
+    "latents_grid",
+    "mixed",
+    "prefill_grid",
+]
 
 MIXED_Q = (5, 1, 120, 1, 1, 32, 251, 1, 1, 99, 1, 5, 3, 117, 1, 1)
 MIXED_KV = (18, 129, 597, 122, 64, 322, 463, 181, 1107, 123, 31, 18, 1229, 229, 87, 1328)
@@ -30,7 +40,8 @@ class Workload:
         kv_lens: tokens of each sequence, new ones included.
         heads: query and KV heads.
         page: slots of a page.
-        dim: the head size.
+        dim: the head size; over latents (MLA) the size of a latent.
+        rotary: the size of the rotary part of a key over latents, which all heads share; 0: no latents.
     """
 
     name: str
@@ -39,6 +50,19 @@ class Workload:
     heads: tuple[int, int] = (32, 8)
     page: int = 16
     dim: int = 128
+    rotary: int = 0
+
+    @property
+    def slot(self) -> int:
+        """Numbers of a slot that are read: those of keys and values, or of a latent and its rotary part."""
+        return self.dim + self.rotary if self.rotary else 2 * self.heads[1] * self.dim
+
+    @property
+    def row(self) -> tuple[int, ...]:
+        """The shape of a slot as it is stored."""
+        if not self.rotary:
+            return (self.heads[1], 2, self.dim)
+        return (sum(-(-part // 128) * 128 for part in (self.dim, self.rotary)),)
 
     @property
     def pages_per_seq(self) -> int:
@@ -53,14 +77,13 @@ class Workload:
     @property
     def page_bytes(self) -> int:
         """Bytes of a page of bfloat16."""
-        return self.page * 2 * self.heads[1] * self.dim * 2
+        return self.page * int(np.prod(self.row)) * 2
 
     @property
     def read_bytes(self) -> int:
         """Keys and values that must be read once, and queries and outputs."""
-        return (
-            sum(self.kv_lens) * 2 * self.heads[1] * self.dim * 2 + 2 * sum(self.q_lens) * self.heads[0] * self.dim * 2
-        )
+        numbers = sum(self.q_lens) * self.heads[0] * (2 * self.dim + self.rotary)
+        return 2 * (sum(self.kv_lens) * self.slot + numbers)
 
     @property
     def operations(self) -> int:
@@ -69,7 +92,7 @@ class Workload:
             q_len * (kv_len - q_len) + q_len * (q_len + 1) // 2
             for q_len, kv_len in zip(self.q_lens, self.kv_lens, strict=True)
         )
-        return 4 * pairs * self.heads[0] * self.dim
+        return 2 * pairs * self.heads[0] * (2 * self.dim + self.rotary)
 
 
 @dataclass(frozen=True)
@@ -77,8 +100,8 @@ class Inputs:
     """A workload's arrays on a device; turn i of a timing takes queries and table i, so that no cache helps.
 
     Attributes:
-        queries: `bf16[turns, T, Hq, D]`.
-        pages: `bf16[P, page, H, 2, D]`.
+        queries: `bf16[turns, T, Hq, D]`; over latents with the rotary parts behind.
+        pages: `bf16[P, page, H, 2, D]`; of latents `bf16[P, page, width]`.
         kv_lens: `i32[S]`.
         tables: `i32[turns, S, pages_per_seq]`.
         starts: `i32[S + 1]`.
@@ -112,6 +135,13 @@ def prefill_grid() -> Iterator[Workload]:
         yield Workload(f"prefill {tokens} page 64 32/8", (tokens,), (tokens,), page=64)
 
 
+def latents_grid() -> Iterator[Workload]:
+    """One query each over latents of 512 numbers, with all the heads of a model and with a device's share of them."""
+    for heads, (batch, context), page in product((128, 16), ((64, 4096), (8, 16384), (1, 65536)), (64, 16)):
+        name = f"latents B={batch} L={context} page {page} {heads} heads"
+        yield Workload(name, (1,) * batch, (context,) * batch, (heads, 1), page, 512, 64)
+
+
 def mixed() -> Workload:
     """Decoding and prefilling sequences in one batch: lengths that others time, eight times as long."""
     return Workload(
@@ -143,12 +173,11 @@ def inputs_for(workload: Workload, device: Any, cache_bytes: int, turns: int = 4
     drawn = min(num_pages, -(-_RANDOM_BYTES // workload.page_bytes))
     tables = np.stack([_table(workload, rng.permutation(num_pages)) for _ in range(turns)])
     starts = np.cumsum([0, *workload.q_lens]).astype(np.int32)
-    q_heads, heads = workload.heads
     few, queries = (
         rng.standard_normal(shape, np.float32).astype(jnp.bfloat16)
         for shape in (
-            (drawn, workload.page, heads, 2, workload.dim),
-            (turns, int(starts[-1]), q_heads, workload.dim),
+            (drawn, workload.page, *workload.row),
+            (turns, int(starts[-1]), workload.heads[0], workload.dim + workload.rotary),
         )
     )
     order = rng.integers(0, drawn, num_pages, dtype=np.int32)
@@ -169,21 +198,29 @@ def _table(workload: Workload, order: Any) -> Any:
     return table
 
 
-def attend(turns: int) -> Callable[..., jax.Array]:
+def attend(turns: int, workload: Workload) -> Callable[..., jax.Array]:
     """A function of `Inputs.arrays` that attends so many times, with other queries and pages each time.
 
     The number of turns is known when it is compiled, so that nobody on the host waits for one to begin the next.
 
     Args:
         turns: how many times.
+        workload: the batch.
     """
+    dim = workload.dim
+
+    def once(queries: jax.Array, pages: jax.Array, *lengths: jax.Array) -> jax.Array:
+        if not workload.rotary:
+            return ragged_paged_attention(queries, pages, *lengths)
+        return mla_paged_attention(queries[..., :dim], queries[..., dim:], pages, *lengths, scale=dim**-0.5)
 
     def run(queries: jax.Array, pages: jax.Array, kv_lens: jax.Array, tables: jax.Array, *rest: jax.Array) -> jax.Array:
         def turn(i: jax.Array, _: jax.Array) -> jax.Array:
             which = jax.lax.rem(i, jnp.int32(tables.shape[0]))
-            return ragged_paged_attention(queries[which], pages, kv_lens, tables[which], *rest)
+            return once(queries[which], pages, kv_lens, tables[which], *rest)
 
-        out: jax.Array = jax.lax.fori_loop(jnp.int32(0), jnp.int32(turns), turn, jnp.zeros_like(queries[0]))
+        begin = jnp.zeros_like(queries[0, ..., :dim])
+        out: jax.Array = jax.lax.fori_loop(jnp.int32(0), jnp.int32(turns), turn, begin)
         return out
 
     return run

@@ -11,7 +11,7 @@ from . import gpu_report, gpu_timing, gpu_workloads
 from .gpu_peers import PEERS, uneven
 from .gpu_report import Device
 from .gpu_timing import copy_rate, matrix_rate, seconds_a_turn
-from .gpu_workloads import GOALS, Workload, attend, decode_grid, inputs_for, mixed, prefill_grid
+from .gpu_workloads import GOALS, Workload, attend, decode_grid, inputs_for, latents_grid, mixed, prefill_grid
 
 TINY = Workload("tiny", (1, 3), (9, 4), heads=(2, 1), page=4, dim=128)
 
@@ -29,8 +29,8 @@ def test_bytes_and_operations() -> None:
 
 
 def test_every_goal_is_of_a_batch() -> None:
-    every = [*decode_grid(), *prefill_grid(), mixed()]
-    assert len(every) == 192 + 6 + 1
+    every = [*decode_grid(), *latents_grid(), *prefill_grid(), mixed()]
+    assert len(every) == 192 + 12 + 6 + 1
     assert {each.name for each in every} >= set(GOALS)
     assert all(kv >= q for each in every for q, kv in zip(each.q_lens, each.kv_lens, strict=True))
     assert uneven(mixed()) is not None
@@ -56,7 +56,7 @@ def test_each_turn_has_queries_and_pages_of_its_own(monkeypatch: pytest.MonkeyPa
     inputs = inputs_for(TINY, cpu(), cache_bytes=2**14)
     for turns, last in ((1, 0), (3, 2), (6, 1)):
         expected = told(inputs.queries[last], inputs.pages, inputs.kv_lens, inputs.tables[last])
-        np.testing.assert_array_equal(attend(turns)(*inputs.arrays), expected)
+        np.testing.assert_array_equal(attend(turns, TINY)(*inputs.arrays), expected)
 
 
 def test_a_batch_is_measured(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,9 @@ CASES: dict[str, Case] = {
         mask=Mask(window=17),
         more={"page_size": 4, "head_dim": 128, "kv_dtype": jnp.float8_e5m2, "version": "v3"},
     ),
+    "int8, pages of eight": Case(
+        (1, 20), (56, 90), scale=0.003, value_scale=0.05, more={"page_size": 8, "kv_dtype": jnp.int8, "version": "v3"}
+    ),
     "more queries than keys, and no keys": Case((20, 1), (5, 0)),
     "long and short, many parts": Case((1, 30, 1), (3000, 50, 700), (4, 1), more={"page_size": 64}),
     "padding": Case((1, 30), (200, 50), mask=Mask(window=9, chunk=16), more={"max_tokens": 50, "max_seqs": 5}),

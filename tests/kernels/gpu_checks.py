@@ -10,11 +10,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kvproof.kernels import fused_ragged_paged_attention, kv_cache_update, ragged_paged_attention
+from kvproof.kernels import (
+    fused_ragged_paged_attention,
+    kv_cache_update,
+    mla_paged_attention,
+    ragged_paged_attention,
+)
 
-from .reference import FULL, Batch, Mask, assert_close, dense_attention, make_batch, pack
+from .reference import FULL, Batch, Mask, assert_close, dense_attention, make_batch, make_latent_batch, pack
 
-__all__ = ["CASES", "SEQUENCES", "SMALL", "Case", "check_attention", "check_far_slots", "check_fused", "check_update"]
+__all__ = [
+    "CASES",
+    "SEQUENCES",
+    "SMALL",
+    "Case",
+    "check_attention",
+    "check_far_slots",
+    "check_fused",
+    "check_latents",
+    "check_update",
+]
 
 BASIC = ((192, 128, 64), (328, 180, 255))
 DECODE_KV = (18, 129, 597, 122, 64, 322, 463, 181, 1107, 123, 31, 18, 1229, 229, 87, 1328)
@@ -80,6 +95,7 @@ class Case:
         )
 
 
+INT8 = {"k_scale": 1 / 30, "v_scale": 1 / 16}
 FP8 = {"k_scale": 0.5, "v_scale": 2.0, "q_scale": 1.5, "scale": 0.05}
 
 CASES: dict[str, Case] = {
@@ -88,6 +104,8 @@ CASES: dict[str, Case] = {
     "float16": Case(dtype=jnp.float16, version="v2"),
     "e4m3": Case(kv_dtype=jnp.float8_e4m3fn, options=FP8),
     "e5m2": Case(kv_dtype=jnp.float8_e5m2, version="v2", options=FP8),
+    "int8": Case(kv_dtype=jnp.int8, options=INT8),
+    "int8_window_page_64": Case(kv_dtype=jnp.int8, dtype=jnp.float16, page=64, mask=Mask(window=100), options=INT8),
     "many_heads": Case(heads=(64, 8), page=64),
     "one_to_one": Case(heads=(8, 8), page=128),
     "one_kv_head": Case(heads=(16, 1)),
@@ -168,6 +186,33 @@ def check_update(case: Case, seed: int, num_tokens: int, num_pages: int, device:
     expected = pages.reshape(num_slots, *row).copy()
     expected[slots[~lost]] = pack(new[0], new[1], case.version)[~lost]
     np.testing.assert_array_equal(np.asarray(scattered).view(np.uint8), expected.reshape(pages.shape).view(np.uint8))
+
+
+def check_latents(
+    heads: int, page: int, dtype: Any, mask: Mask, q_lens: tuple[int, ...], kv_lens: tuple[int, ...], device: Any
+) -> None:
+    """ATT-1 to ATT-4, ATT-6 over latents (MLA) of 512 numbers and rotary parts of 64, as `check_attention`.
+
+    Raises:
+        AssertionError: it is not right.
+    """
+    batch = make_latent_batch(
+        np.random.default_rng(heads),
+        q_lens,
+        kv_lens,
+        num_q_heads=heads,
+        latent_dim=512,
+        rotary_dim=64,
+        page_size=page,
+        dtype=dtype,
+        max_tokens=sum(q_lens) + 3,
+        max_seqs=len(q_lens) + 2,
+        mask=mask,
+    )
+    halves = np.split(batch.queries, [512], axis=2)
+    arrays = _placed(device, *halves, *batch.arrays[1:])
+    out = mla_paged_attention(*arrays, scale=0.06, window=mask.window)
+    assert_close(out, dense_attention(batch, scale=0.06))
 
 
 def check_far_slots(device: Any, num_bytes: int) -> None:

@@ -118,7 +118,7 @@ def account(choice: Choice) -> Account:
     donate = (3,) if choice.fused else ()
     done = gpu_aot.compile_for_gpu(function, *arguments, donate=donate)
     kernels = tuple((kernel.name, kernel.registers, kernel.spilled) for kernel in done.kernels)
-    called, expected = gpu_aot.kernels_in(done.compiled), (2 if reason is None else 0) + int(choice.fused)
+    called, expected = gpu_aot.kernels_in(done.compiled), (3 if reason is None else 0) + int(choice.fused)
     size, faults = int(np.prod(pages.shape)) * pages.dtype.itemsize, []
     if called != expected:
         faults.append(f"{called} kernels are called, not {expected}")

@@ -237,7 +237,7 @@ def make_batch(
         for part, dim in enumerate((head_dim, v_dim)):
             numbers = rng.standard_normal((kv_len, num_kv_heads, dim))
             if scales is None:
-                stored = numbers.astype(kv_dtype)
+                stored = (numbers * 30 if kv_dtype == np.int8 else numbers).astype(kv_dtype)
                 parts.append((stored, stored.astype(np.float64)))
             else:
                 stored, scale = scaled(numbers, kv_dtype)

@@ -12,12 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from kvproof.kernels import ragged_paged_attention
 from kvproof.kernels.gpu import hopper
 
-from .gpu_checks import CASES, SEQUENCES, check_attention, check_far_slots, check_fused, check_update
+from .gpu_checks import CASES, SEQUENCES, check_attention, check_far_slots, check_fused, check_latents, check_update
+from .reference import FULL, Mask
 
 if not os.environ.get("KVPROOF_GPU"):
     pytest.skip("KVPROOF_GPU=1 is not set, which asks for tests on a Hopper GPU", allow_module_level=True)
@@ -47,6 +49,22 @@ def test_attention(name: str, sequences: str, gpu: Any) -> None:
 def test_fused(name: str, sequences: str, gpu: Any) -> None:
     """ATT-5."""
     check_fused(CASES[name], 0, *SEQUENCES[sequences], gpu)
+
+
+@pytest.mark.parametrize("sequences", ["decode", "mixed", "edges", "long"])
+@pytest.mark.parametrize(
+    ("heads", "page", "dtype", "mask"),
+    [
+        (128, 64, jnp.bfloat16, FULL),
+        (16, 16, jnp.bfloat16, FULL),
+        (100, 8, jnp.float16, FULL),
+        (64, 256, jnp.bfloat16, Mask(window=100)),
+        (24, 24, jnp.bfloat16, FULL),
+    ],
+)
+def test_latents(heads: int, page: int, dtype: Any, mask: Mask, sequences: str, gpu: Any) -> None:
+    """ATT-1 to ATT-4, ATT-6."""
+    check_latents(heads, page, dtype, mask, *SEQUENCES[sequences], gpu)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 32, 700, 5000])

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproof.kernels.gpu import attention, geometry
-from kvproof.kernels.gpu.geometry import Geometry
+from kvproof.kernels.gpu.geometry import ROWS, Geometry, LatentGeometry
 from kvproof.kernels.gpu.schedule import Field, decode_items, most_blocks, most_extras, parts_of, prefill_blocks
-from kvproof.kernels.gpu.support import unsupported
+from kvproof.kernels.gpu.support import unsupported, unsupported_latents
 from kvproof.kernels.gpu.tiles import Tiles, cut
 from kvproof.kernels.layout import CacheLayout
-from kvproof.kernels.options import AttentionOptions
+from kvproof.kernels.options import AttentionOptions, MlaOptions
 from kvproof.kernels.ragged import clean_table, ragged
 from kvproof.kernels.storage import ScaledPages
 
@@ -29,6 +29,7 @@ F16 = jnp.dtype(jnp.float16)
 F32 = jnp.dtype(jnp.float32)
 E4M3 = jnp.dtype(jnp.float8_e4m3fn)
 E5M2 = jnp.dtype(jnp.float8_e5m2)
+I8 = jnp.dtype(jnp.int8)
 NUM_PAGES = 50
 SEQUENCES = 4
 """Rows of the arrays: shapes stay, so that few programs are compiled."""
@@ -345,7 +346,7 @@ def test_what_the_kernels_take() -> None:
         for dim, stored in ((64, E4M3), (80, HALF), (80, E4M3), (128, HALF), (192, HALF), (256, E4M3)):
             assert calls(page_size=page_size, dim=dim, stored=stored) is None
     for dim in (64, 80, 96, 128, 192, 256):
-        for stored, dtype in ((HALF, HALF), (F16, F16), (E4M3, HALF), (E5M2, F16)):
+        for stored, dtype in ((HALF, HALF), (F16, F16), (E4M3, HALF), (E5M2, F16), (I8, HALF), (I8, F16)):
             assert calls(dim=dim, stored=stored, dtype=dtype) is None
     for heads in ((8, 8), (3, 1), (16, 1), (64, 1), (35, 5)):
         assert calls(heads=heads) is None
@@ -356,7 +357,7 @@ def test_what_the_kernels_take() -> None:
     [
         ({"dtype": F32, "stored": F32}, "queries of float32"),
         ({"stored": F16}, "a cache of float16 for queries of bfloat16"),
-        ({"stored": jnp.dtype(jnp.int8)}, "a cache of int8"),
+        ({"stored": jnp.dtype(jnp.int16)}, "a cache of int16"),
         ({"dim": 72}, "heads of 72 numbers"),
         ({"dim": 512}, "heads of 512 numbers"),
         ({"heads": (65, 1)}, "65 query heads"),
@@ -365,6 +366,41 @@ def test_what_the_kernels_take() -> None:
 )
 def test_what_is_left_to_xla(changed: dict[str, Any], reason: str) -> None:
     assert re.match(reason, calls(**changed) or "")
+
+
+def latents(heads: int = 128, dims: tuple[int, int] = (512, 64), page_size: int = 64, **more: Any) -> str | None:
+    """Why a call over latents is left to XLA."""
+    dtype, stored = more.get("dtype", HALF), more.get("stored", HALF)
+    options = MlaOptions(*dims, stored, 1.0)
+    pages = shape((9, page_size, options.width), stored)
+    return unsupported_latents(options, shape((4, heads, dims[0]), dtype), pages, shape((3, 5), jnp.int32))
+
+
+def test_what_the_kernels_take_over_latents() -> None:
+    for heads in (1, 16, 24, 64, 67, 100, 128):
+        shapes = LatentGeometry(heads, 512, 64, HALF, 64)
+        assert (shapes.heads * shapes.group, shapes.group <= ROWS, shapes.query_rows % 8) == (heads, True, 0)
+        for page_size in (8, 16, 24, 64, 72, 256):
+            assert latents(heads, page_size=page_size) is None
+    for dims in ((128, 16), (256, 32), (512, 64), (384, 128)):
+        assert latents(dims=dims, dtype=F16, stored=F16) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"dtype": F32, "stored": F32}, "queries of float32"),
+        ({"stored": E4M3}, "a cache of float8_e4m3fn for queries of bfloat16"),
+        ({"dims": (576, 64)}, "latents of 576 numbers"),
+        ({"dims": (640, 64)}, "latents of 640 numbers"),
+        ({"dims": (512, 24)}, "rotary parts of 24 numbers"),
+        ({"dims": (512, 256)}, "a tile of latents takes 98304 bytes"),
+        ({"page_size": 1}, "pages of 1 slots"),
+        ({"page_size": 67}, "pages of 67 slots"),
+    ],
+)
+def test_what_is_left_to_xla_over_latents(changed: dict[str, Any], reason: str) -> None:
+    assert re.match(reason, latents(**changed) or "")
 
 
 def test_scaled_pages_are_left_to_xla() -> None:
