@@ -222,6 +222,8 @@ def _attend_on(
 
         numbers = from_bits(latent_pages, options.kv_dtype)
         reason = hopper.unavailable() or support.unsupported_latents(options, queries, numbers, lengths.page_table)
+        of_prompts = reason or ("one token: no sequence has several" if queries.shape[0] == 1 else None)
+        taken("paged_latents_prefill", of_prompts, warn=False)
         taken("paged_combine", reason, warn=False)
         if taken("paged_latents", reason, warn=hopper.in_sight()):
             # Needs Mosaic GPU, which machines without a GPU may lack.

@@ -256,6 +256,11 @@ class LatentGeometry:
         return round_up(self.group, 8)
 
     @property
+    def block_queries(self) -> int:
+        """Queries of a block, where a sequence has several: as many as have room with all their heads; else one."""
+        return ROWS // self.query_rows if self.heads == 1 else 1
+
+    @property
     def half(self) -> int:
         """Columns of the latents that a consumer mixes."""
         return self.latent_dim // CONSUMERS

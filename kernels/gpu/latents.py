@@ -1,11 +1,15 @@
-"""Decode over latents on a GPU (MLA): one query a sequence, 64 of its heads in a block, keys split over blocks.
+"""Attention over latents on a GPU (MLA): 64 rows in a block, which are heads of one query, or of a few where heads are.
 
 Latents are keys and values at once, and are copied once. Both consumers multiply all keys with the same queries, and
 each mixes half of the latents' columns: the sums of all columns have no room in the registers of one, and scores that
 one of them made for both would have to pass through shared memory, of which nothing is left. Of the products a third
 is made twice so; blocks of one sequence's heads read the same tiles at about the same time, the second from the cache.
+
+Sequences with one query each have their keys split over blocks, and leave parts; the others' queries are a block each,
+and finish.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,15 +21,14 @@ from ..dispatch import kernel_output
 from ..options import MlaOptions
 from ..ragged import clean_table, ragged
 from ..score_units import exponent_unit, scores_of
-from ..xla import mla as xla
 from .combine import Parts, combine
 from .dead_keys import clean_latents, masked
 from .geometry import CONSUMERS, ROWS, LatentGeometry, itemsize_of, swizzle_of
 from .item import Inputs, Item, Scratch
 from .launch import Interpret, launch, memory
-from .products import Warpgroup
-from .schedule import Field, decode_items, most_extras
-from .walk import LOWEST, THREAD, Sums, exact_tanh, fixed_zero, folded, in_roles
+from .products import Warpgroup, by_row, commit
+from .schedule import Blocks, Field, decode_items, most_extras, prefill_blocks
+from .walk import LOWEST, THREAD, Sums, bounds, exact_tanh, fixed_zero, folded, in_roles
 
 __all__ = ["attend"]
 
@@ -44,8 +47,8 @@ def attend(
 ) -> jax.Array:
     """Attention of a ragged batch of absorbed queries over latents (ATT-1 to 4, ATT-6).
 
-    Sequences with one query each go to the kernel, wherever they stand in the batch; all others to XLA, whose program
-    is left out on the device where there are none.
+    Sequences with one query each go to the kernel that splits keys, wherever they stand in the batch, all others to the
+    one that splits queries. Which they are is found out on the device.
 
     Args:
         queries: `[T, Hq, R]`, bfloat16 or float16.
@@ -80,7 +83,8 @@ def attend(
         options=options,
     )
     shapes: dict[str, Any] = {"geometry": geometry, "options": options, "interpret": interpret}
-    parts = decode_parts(queries, rotary_queries, latent_pages, table, decoding.items, **shapes)
+    rows = (_by_block(queries, geometry), _by_block(rotary_queries, geometry))
+    parts = decode_parts(*rows, latent_pages, table, decoding.items, **shapes)
     decoded = combine(parts, decoding.begins, decoding.counts, None, **shapes)
 
     token = jnp.arange(num_tokens, dtype=jnp.int32)
@@ -91,18 +95,24 @@ def attend(
     out = jnp.where(alone[:, None, None], decoded[owner], jnp.zeros((), queries.dtype))
     if num_tokens < 2:
         return out
-
-    def others() -> jax.Array:
-        arrays = (queries, rotary_queries, latent_pages, kv_lens, page_table, cu_q_lens, num_seqs)
-        return jnp.where(alone[:, None, None], out, xla.attend(*arrays, options=options))
-
-    whole: jax.Array = jax.lax.cond(jnp.any(batch.q_lens > 1), others, lambda: out)
-    return whole
+    blocks = prefill_blocks(
+        batch,
+        batch.starts[:-1],
+        table,
+        num_tokens=num_tokens,
+        block_queries=geometry.block_queries,
+        block_rows=ROWS,
+        group=geometry.query_rows,
+        tiles=geometry.tiles,
+        options=options,
+    )
+    long = finished(*rows, latent_pages, table, blocks, batch.starts[1:], **shapes)
+    return jnp.where(blocks.used[:, None, None], long, out)
 
 
 def decode_parts(
-    queries: jax.Array,  # [T, Hq, R]
-    rotary_queries: jax.Array,  # [T, Hq, Dr]
+    queries: jax.Array,  # [rows, R]
+    rotary_queries: jax.Array,  # [rows, Dr]
     latent_pages: jax.Array,  # [P, page, width]
     table: jax.Array,  # i32[S, pages_per_seq]
     items: jax.Array,  # i32[len(Field), N]
@@ -117,8 +127,8 @@ def decode_parts(
     cache, and writes O(N * Hq * R).
 
     Args:
-        queries: `[T, Hq, R]`.
-        rotary_queries: `[T, Hq, Dr]`.
+        queries: `[rows, R]`, as `Inputs` has them.
+        rotary_queries: `[rows, Dr]`, the same.
         latent_pages: `[P, page, width]`.
         table: `i32[S, pages_per_seq]`: -1 for what names no page.
         items: as `decode_items` makes them, from where the sequences' queries begin in the batch.
@@ -136,10 +146,9 @@ def decode_parts(
     group = Warpgroup(interpret is not None, itemsize_of(geometry.dtype), swizzled=True)
 
     def body(*refs: Any, **scratch: Any) -> None:
-        items_ref, table_ref, queries_ref, rotary_ref, pages, mixed, tops, totals = refs
+        *given, mixed, tops, totals = refs
         index, head, wg = (jax.lax.axis_index(name) for name in ("item", "head", THREAD))
-        inputs = Inputs(items_ref, table_ref, queries_ref, pages, rotary_queries=rotary_ref)
-        item: Item[LatentGeometry] = Item(geometry, options, inputs, Scratch(**scratch), group, index, head)
+        item: Item[LatentGeometry] = Item(geometry, options, _inputs(*given), Scratch(**scratch), group, index, head)
         rows = pl.ds((index * heads + head) * ROWS, ROWS)
 
         def consume(own: Item[LatentGeometry]) -> None:
@@ -151,12 +160,99 @@ def decode_parts(
                 tops.at[rows][...] = sums.top
                 totals.at[rows][...] = sums.total
 
-        in_roles(item, wg, _produce, consume)
+        in_roles(item, wg, partial(_produce, copied=1), consume)
 
     grid = {"item": count, "head": heads}
-    inputs = (items, table, *(_by_block(each, geometry) for each in (queries, rotary_queries)), latent_pages)
-    scratch = _scratch(geometry, interpret is not None)
+    scratch, inputs = (
+        _scratch(geometry, 1, interpret is not None),
+        (items, table, queries, rotary_queries, latent_pages),
+    )
     return Parts(*launch(body, scratch, out_type, grid, *inputs, name="paged_latents", interpret=interpret))
+
+
+def finished(
+    queries: jax.Array,  # [rows, R]
+    rotary_queries: jax.Array,  # [rows, Dr]
+    latent_pages: jax.Array,  # [P, page, width]
+    table: jax.Array,  # i32[S, pages_per_seq]
+    blocks: Blocks,
+    ends: jax.Array,  # i32[S]
+    *,
+    geometry: LatentGeometry,
+    options: MlaOptions,
+    interpret: Interpret = None,
+) -> jax.Array:
+    """Attention of sequences with two queries or more (ATT-1 to 3, ATT-6).
+
+    The blocks with most keys, the last ones of their sequences, are begun first.
+
+    Args:
+        queries: `[rows, R]`, as `Inputs` has them.
+        rotary_queries: `[rows, Dr]`, the same.
+        latent_pages: `[P, page, width]`.
+        table: `i32[S, pages_per_seq]`: -1 for what names no page.
+        blocks: as `prefill_blocks` makes them, from where the sequences' queries begin in the batch.
+        ends: `i32[S]`: where the sequences' queries end in the batch.
+        geometry: the shapes.
+        options: the options.
+        interpret: None, or the parameters of the interpreter.
+
+    Returns:
+        `[T, Hq, R]` of the geometry's dtype; anything for tokens in no block.
+    """
+    heads, count, size = geometry.heads, blocks.items.shape[1], geometry.query_rows
+    group = Warpgroup(interpret is not None, itemsize_of(geometry.dtype), swizzled=True)
+
+    def body(*refs: Any, **scratch: Any) -> None:
+        *given, first, end, ends_ref, out = refs
+        index, head, wg = (
+            count - 1 - jax.lax.axis_index("block"),
+            jax.lax.axis_index("head"),
+            jax.lax.axis_index(THREAD),
+        )
+        inputs, own = _inputs(*given)._replace(first=first, end=end), Scratch(**scratch)
+        item: Item[LatentGeometry] = Item(geometry, options, inputs, own, group, index, head)
+
+        def consume(item: Item[LatentGeometry]) -> None:
+            sums = _consume(item, wg)
+            # The outputs take the queries' place, which the other consumer may still read.
+            plgpu.barrier_arrive(own.cleaned)
+            plgpu.barrier_wait(own.cleaned)
+            through = own.queries.at[wg]
+            share = 1.0 / jnp.where(sums.total == 0.0, 1.0, sums.total)
+            through[...] = (sums.mixed * by_row(share, sums.mixed.shape)).astype(geometry.dtype)
+            commit()
+            token = item.field(Field.TOKEN)
+            there = ends_ref[item.field(Field.SEQUENCE)] - token
+            for query in range(geometry.block_queries):
+
+                @pl.when(query < there)
+                def _write(query: int = query) -> None:
+                    rows = pl.ds(((token + query) * heads + head) * size, size)
+                    columns = pl.ds(wg * geometry.half, geometry.half)
+                    plgpu.copy_smem_to_gmem(through.at[pl.ds(query * size, size)], out.at[rows, columns])
+
+            plgpu.wait_smem_to_gmem(0)
+
+        in_roles(item, wg, partial(_produce, copied=geometry.block_queries), consume)
+
+    inputs = (blocks.items, table, queries, rotary_queries, latent_pages, blocks.first, blocks.end, ends)
+    done: jax.Array = launch(
+        body,
+        _scratch(geometry, geometry.block_queries, interpret is not None),
+        kernel_output(queries.shape, geometry.dtype),
+        {"block": count, "head": heads},
+        *inputs,
+        name="paged_latents_prefill",
+        interpret=interpret,
+    )
+    return done.reshape(-1, heads, size, geometry.latent_dim)[:, :, : geometry.group].reshape(
+        -1, geometry.num_heads, geometry.latent_dim
+    )
+
+
+def _inputs(items: Any, table: Any, queries: Any, rotary_queries: Any, pages: Any) -> Inputs:
+    return Inputs(items, table, queries, pages, rotary_queries=rotary_queries)
 
 
 def _by_block(
@@ -172,8 +268,8 @@ def _by_block(
     return blocks.reshape(-1, dim)
 
 
-def _scratch(geometry: LatentGeometry, emulated: bool) -> dict[str, Any]:
-    """The memory of a block, by the names of `Scratch`."""
+def _scratch(geometry: LatentGeometry, copied: int, emulated: bool) -> dict[str, Any]:
+    """The memory of a block of so many queries, by the names of `Scratch`."""
     tiles, stages, dtype = geometry.tiles, geometry.stages, jnp.dtype(geometry.dtype)
 
     def tile(*shape: int) -> Any:
@@ -185,25 +281,29 @@ def _scratch(geometry: LatentGeometry, emulated: bool) -> dict[str, Any]:
         "rotary_queries": tile(ROWS, geometry.rotary_dim),
         "values": tile(stages, CONSUMERS, tiles.keys, geometry.half),
         "keys": tile(stages, tiles.keys, geometry.rotary_dim),
-        "queries_here": plgpu.Barrier(num_arrivals=copies),
+        "queries_here": plgpu.Barrier(num_arrivals=copies * copied),
         "keys_here": plgpu.Barrier(num_arrivals=copies * tiles.pieces, num_barriers=stages),
         "keys_done": plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=stages),
         "cleaned": plgpu.Barrier(num_arrivals=CONSUMERS),
     }
 
 
-def _produce(item: Item[LatentGeometry]) -> None:
-    """Copies the item's queries and tiles."""
+def _produce(item: Item[LatentGeometry], copied: int) -> None:
+    """Copies the item's queries, a number of them, and tiles."""
     geometry, options, scratch, inputs = item.geometry, item.options, item.scratch, item.inputs
     assert isinstance(options, MlaOptions)
-    tiles, stages, half, count = geometry.tiles, geometry.stages, geometry.half, geometry.query_rows
+    tiles, stages, half, size = geometry.tiles, geometry.stages, geometry.half, geometry.query_rows
     columns = [pl.ds(consumer * half, half) for consumer in range(CONSUMERS)]
-    rows, here = pl.ds((item.field(Field.TOKEN) * geometry.heads + item.head) * count, count), pl.ds(0, count)
-    for consumer in range(CONSUMERS):
-        plgpu.copy_gmem_to_smem(
-            inputs.queries.at[rows, columns[consumer]], scratch.queries.at[consumer, here], scratch.queries_here
-        )
-    plgpu.copy_gmem_to_smem(inputs.rotary_queries.at[rows], scratch.rotary_queries.at[here], scratch.queries_here)
+    most = inputs.queries.shape[0] // (geometry.heads * size) - 1
+    for query in range(copied):
+        # Behind the last token of all it is copied again: for rows that nobody writes.
+        token = jnp.minimum(item.field(Field.TOKEN) + query, most)
+        rows, place = pl.ds((token * geometry.heads + item.head) * size, size), pl.ds(query * size, size)
+        for consumer in range(CONSUMERS):
+            plgpu.copy_gmem_to_smem(
+                inputs.queries.at[rows, columns[consumer]], scratch.queries.at[consumer, place], scratch.queries_here
+            )
+        plgpu.copy_gmem_to_smem(inputs.rotary_queries.at[rows], scratch.rotary_queries.at[place], scratch.queries_here)
     first, end = item.field(Field.FIRST_TILE), item.field(Field.END_TILE)
     rotary = pl.ds(options.rotary_start, geometry.rotary_dim)
 
@@ -232,7 +332,7 @@ def _consume(item: Item[LatentGeometry], wg: jax.Array) -> Sums:
     """Multiplies all tiles, and mixes a consumer's half of the columns."""
     geometry, scratch, group = item.geometry, item.scratch, item.group
     stages, first, end = geometry.stages, item.field(Field.FIRST_TILE), item.field(Field.END_TILE)
-    low, high = item.field(Field.LOW), item.field(Field.HIGH)
+    low, high = bounds(item, pl.ds(0, ROWS))
     unit = exponent_unit(item.options)
     plgpu.barrier_wait(scratch.queries_here)
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from ..masks import end_key, first_key
-from ..options import AnyOptions, AttentionOptions
+from ..options import AnyOptions
 from ..ragged import Ragged
 from .tiles import Tiles
 
@@ -216,7 +216,7 @@ def prefill_blocks(
     block_rows: int,
     group: int,
     tiles: Tiles,
-    options: AttentionOptions,
+    options: AnyOptions,
 ) -> Blocks:
     """The query blocks of the sequences with two queries or more. O(N * rows + T log S) on the device.
 

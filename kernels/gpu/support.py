@@ -12,7 +12,6 @@ All page sizes are taken, with all heads up to 192, and those of float8 and int8
 | groups of more than 64 query heads | one tile of rows has no room for them |
 | 16-bit heads above 192, unless pages are whole eights of slots (fours will do for 208) | two stages have no room |
 | more than 65,535 sequences and further parts of them, or query blocks | the grid ends there |
-| MLA: sequences with several queries | their scores would be of more rows than a block of heads has |
 | MLA: caches in another dtype than the queries | latents are multiplied as they are copied |
 | MLA: latents that are no multiple of 128, or above 512 | two consumers mix half of the columns each |
 | MLA: rotary parts that are no multiple of 16 | as for head sizes |
@@ -124,6 +123,7 @@ def unsupported_latents(
         return f"pages of {page_size} slots: copies of {shapes.tiles.rows}, which are no whole eights"
     if shapes.stages < 2:
         return f"a tile of latents takes {shapes.stage_bytes} bytes: two and the rest have no room"
-    if num_rows + most_extras(num_rows, shapes.heads, page_size * pages_per_seq) > _GRID:
-        return f"{num_rows} sequences: more blocks than a grid has"
+    num_tokens, parts = queries.shape[0], num_rows + most_extras(num_rows, shapes.heads, page_size * pages_per_seq)
+    if max(parts, most_blocks(num_tokens, num_rows, shapes.block_queries)) > _GRID:
+        return f"{num_tokens} tokens of {num_rows} sequences: more blocks than a grid has"
     return None

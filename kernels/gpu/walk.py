@@ -32,7 +32,18 @@ from .item import Item
 from .products import by_row, settled
 from .schedule import Field
 
-__all__ = ["CONSUMED", "LOWEST", "THREAD", "Sums", "attend_item", "exact_tanh", "fixed_zero", "folded", "in_roles"]
+__all__ = [
+    "CONSUMED",
+    "LOWEST",
+    "THREAD",
+    "Sums",
+    "attend_item",
+    "bounds",
+    "exact_tanh",
+    "fixed_zero",
+    "folded",
+    "in_roles",
+]
 
 THREAD = "warpgroup"
 """The name of the axis along which the warpgroups of a block differ."""
@@ -171,7 +182,7 @@ def _consume(item: Item[Geometry], wg: jax.Array) -> Sums:
     stages, turns = geometry.stages, CONSUMERS if geometry.splits_keys else 1
     first, end = item.field(Field.FIRST_TILE), item.field(Field.END_TILE)
     block = jnp.int32(0) if geometry.splits_keys else wg
-    low, high = _bounds(item, wg)
+    low, high = bounds(item, pl.ds(wg * ROWS, ROWS))
     plgpu.barrier_wait(scratch.queries_here.at[block])
     unit = exponent_unit(item.options)
 
@@ -257,10 +268,9 @@ def exact_tanh(numbers: jax.Array) -> jax.Array:
     return 1.0 - 2.0 / (power + 1.0)
 
 
-def _bounds(item: Item[Geometry], wg: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The keys that the rows of a consumer read, `i32[64]` each, or `i32[]` for all rows alike."""
+def bounds(item: Item[Any], rows: Any) -> tuple[jax.Array, jax.Array]:
+    """The keys that some rows of an item read, `i32[64]` each, or `i32[]` for all rows alike."""
     if item.inputs.first is None:
         return item.field(Field.LOW), item.field(Field.HIGH)
-    rows = pl.ds(wg * ROWS, ROWS)
     first, end = (item.group.rows(ref.at[item.index, rows]) for ref in (item.inputs.first, item.inputs.end))
     return first, end
