@@ -19,13 +19,14 @@ from ..score_units import exponent_unit
 from .geometry import ROWS, Geometry, LatentGeometry, itemsize_of, swizzle_of
 from .launch import Interpret, launch, memory
 from .products import Warpgroup, by_row, commit
+from .schedule import MULTIPROCESSORS
 from .sinks import sink_rows
 from .walk import LOWEST, Sums
 
 __all__ = ["Parts", "combine"]
 
 _COLUMNS = 32
-"""Columns of a block, where values have as many."""
+"""Columns of a block where there are many: half as many where that leaves multiprocessors without a block."""
 
 _AT_ONCE = 2
 """Parts whose numbers are loaded together, those of all consumers of each."""
@@ -76,8 +77,10 @@ def combine(
         Anything for sequences with no part.
     """
     count, heads, v_dim, consumers = counts.shape[0], geometry.heads, geometry.v_dim, geometry.parts_of_item
-    part_rows, columns = geometry.part_rows, _COLUMNS if v_dim % _COLUMNS == 0 else 16
+    part_rows = geometry.part_rows
     blocks = -(-part_rows // ROWS)
+    many = count * blocks * v_dim > MULTIPROCESSORS * _COLUMNS
+    columns = _COLUMNS if many and v_dim % _COLUMNS == 0 else _COLUMNS // 2
     unit = exponent_unit(options)
     group = Warpgroup(interpret is not None, itemsize_of(geometry.dtype), swizzled=True)
     inputs = [begins, counts, *parts]

@@ -67,6 +67,7 @@ class Scratch(NamedTuple):
         values_done: the same.
         cleaned: a barrier between the consumers; None where they share no tiles.
         rotary_queries: `[64, Dr]`; None but over latents.
+        order: a barrier between the consumers, who take turns with the tensor cores; None where they share no tiles.
     """
 
     queries: Any
@@ -84,6 +85,7 @@ class Scratch(NamedTuple):
     totals: Any = None
     cleaned: Any = None
     rotary_queries: Any = None
+    order: Any = None
 
 
 @dataclass(frozen=True)

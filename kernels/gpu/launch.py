@@ -62,7 +62,7 @@ def scratch_of(geometry: Geometry, emulated: bool) -> dict[str, Any]:
     else:
         if geometry.differ:
             scratch["output"] = tile((CONSUMERS, ROWS, layout.v_head_dim), dtype, swizzle)
-        scratch["cleaned"] = plgpu.Barrier(num_arrivals=CONSUMERS)
+        scratch["cleaned"] = scratch["order"] = plgpu.Barrier(num_arrivals=CONSUMERS)
     scratch["queries_here"] = plgpu.Barrier(num_barriers=blocks)
     arrived = plgpu.Barrier(num_arrivals=tiles.pieces, num_barriers=stages)
     read = plgpu.Barrier(num_arrivals=1 if geometry.splits_keys else CONSUMERS, num_barriers=stages)

@@ -58,19 +58,22 @@ class Warpgroup:
         wide = swizzled and itemsize == 1
         self._stored = plgpu.Layout.WGMMA_UPCAST_2X if wide else plgpu.Layout.WGMMA
 
-    def scores(self, *pairs: tuple[Any, Any]) -> jax.Array:
+    def scores(self, *pairs: tuple[Any, Any], then: Callable[[], None] = lambda: None) -> jax.Array:
         """The products of the rows of two tiles in shared memory, `f32[m, n]`, done when they are returned.
 
         Args:
             pairs: queries, a ref `[m, D]`, and keys, a ref `[n, D]` of the same dtype; of several pairs the products
                 are added.
+            then: called when the products are on their way.
         """
         if self._emulated:
+            then()
             return jnp.sum(jnp.stack([_dot(queries[...], keys[...].T) for queries, keys in pairs]), axis=0)
 
         def multiply(sums: Any) -> jax.Array:
             for queries, keys in pairs:
                 plgpu.wgmma(sums, queries, keys.transpose((1, 0)))
+            then()
             done: jax.Array = sums[...]
             return done
 

@@ -17,6 +17,7 @@ from ..ragged import Ragged
 from .tiles import Tiles
 
 __all__ = [
+    "MULTIPROCESSORS",
     "Blocks",
     "Decoding",
     "Field",

@@ -12,12 +12,14 @@ Dead keys Scores outside of a row's range become -inf after the product. Values 
           beyond what it promises. Pages that don't exist are not read either; where a range has such holes, scores and
           values of theirs are treated like those outside.
 Two ways  Where few rows read many keys (decode) the consumers take turns with the tiles, and each leaves an
-          unfinished sum. Else each takes all tiles, for rows of its own, and finishes.
+          unfinished sum. Else each takes all tiles, for rows of its own, and finishes; they take turns with the tensor
+          cores then, half a tile apart: one's softmax runs under the other's products.
 
 A copy's coordinates are a page, a slot in it and a column, each below 2^31 on its own; the address that they make is
 computed by the copy engine in 64 bits, so a pool may be larger than 2^31 bytes.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -202,11 +204,13 @@ def _consume(item: Item[Geometry], wg: jax.Array) -> Sums:
         if geometry.staged:
             keys = converted(item, scratch.keys, slot, scratch.key_tile, _anew(item, wg, tile))
             release(scratch.keys_done)
-        scores = group.scores((scratch.queries.at[_anew(item, block, tile)], keys))
+        scores = group.scores((scratch.queries.at[_anew(item, block, tile)], keys), then=partial(_pass_on, item))
         if not geometry.staged:
             release(scratch.keys_done)
         scores = masked(item, scores_of(scores, item.options, exact_tanh), tile, low, high)
         (mixed, top, total), shares = folded(sums, scores, unit, geometry.dtype)
+        if scratch.order is not None:
+            plgpu.barrier_arrive(scratch.order)
         plgpu.barrier_wait(scratch.values_here.at[slot])
         values = scratch.values.at[slot]
         if geometry.staged:
@@ -215,6 +219,9 @@ def _consume(item: Item[Geometry], wg: jax.Array) -> Sums:
             release(scratch.values_done)
         else:
             clean(item, slot, tile, wg)
+        if scratch.order is not None:
+            # Behind the cleaning, at which consumers wait for each other as well.
+            plgpu.barrier_wait(scratch.order)
         mixed = group.mix(mixed, shares, values)
         if not geometry.staged:
             release(scratch.values_done)
@@ -226,7 +233,17 @@ def _consume(item: Item[Geometry], wg: jax.Array) -> Sums:
     count = end - first
     if geometry.splits_keys:
         count = jax.lax.div(count + (CONSUMERS - 1) - wg, jnp.int32(CONSUMERS))
-    return Sums(*jax.lax.fori_loop(0, count, lambda time, sums: step(time, Sums(*sums)), begin))
+    pl.when(wg == 1)(partial(_pass_on, item))
+    sums = Sums(*jax.lax.fori_loop(0, count, lambda time, sums: step(time, Sums(*sums)), begin))
+    pl.when(wg == 0)(partial(_pass_on, item))
+    return sums
+
+
+def _pass_on(item: Item[Geometry]) -> None:
+    """Lets the other consumer have the tensor cores, and waits until it does."""
+    if item.scratch.order is not None:
+        plgpu.barrier_arrive(item.scratch.order)
+        plgpu.barrier_wait(item.scratch.order)
 
 
 def folded(sums: Sums, scores: jax.Array, unit: float, dtype: Any) -> tuple[Sums, jax.Array]:

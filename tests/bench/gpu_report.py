@@ -1,7 +1,7 @@
 """Attention on a real GPU: times, as a share of what the same run measures the device to be capable of.
 
     python -m tests.bench.gpu_report                          # what there are goals for
-    python -m tests.bench.gpu_report --all --json gpu.json    # decode, latents (MLA), prompts, mixed: 211 batches
+    python -m tests.bench.gpu_report --all --json gpu.json    # decode, latents (MLA), prompts, mixed: 212 batches
     python -m tests.bench.gpu_report --all --only "latents B=64" --kernels    # and what each kernel takes
     python -m tests.bench.gpu_report --only "decode B=8" --peers
 

@@ -140,6 +140,7 @@ def latents_grid() -> Iterator[Workload]:
     for heads, (batch, context), page in product((128, 16), ((64, 4096), (8, 16384), (1, 65536)), (64, 16)):
         name = f"latents B={batch} L={context} page {page} {heads} heads"
         yield Workload(name, (1,) * batch, (context,) * batch, (heads, 1), page, 512, 64)
+    yield Workload("latents prefill 4096 page 64 128 heads", (4096,), (4096,), (128, 1), 64, 512, 64)
 
 
 def mixed() -> Workload:

@@ -30,7 +30,7 @@ def test_bytes_and_operations() -> None:
 
 def test_every_goal_is_of_a_batch() -> None:
     every = [*decode_grid(), *latents_grid(), *prefill_grid(), mixed()]
-    assert len(every) == 192 + 12 + 6 + 1
+    assert len(every) == 192 + 13 + 6 + 1
     assert {each.name for each in every} >= set(GOALS)
     assert all(kv >= q for each in every for q, kv in zip(each.q_lens, each.kv_lens, strict=True))
     assert uneven(mixed()) is not None

@@ -51,7 +51,7 @@ def test_fused(name: str, sequences: str, gpu: Any) -> None:
     check_fused(CASES[name], 0, *SEQUENCES[sequences], gpu)
 
 
-@pytest.mark.parametrize("sequences", ["decode", "mixed", "edges", "long"])
+@pytest.mark.parametrize("sequences", ["decode", "mixed", "edges"])
 @pytest.mark.parametrize(
     ("heads", "page", "dtype", "mask"),
     [
