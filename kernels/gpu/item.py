@@ -86,6 +86,8 @@ class Scratch(NamedTuple):
     cleaned: Any = None
     rotary_queries: Any = None
     order: Any = None
+    weights: Any = None
+    told: Any = None
 
 
 @dataclass(frozen=True)

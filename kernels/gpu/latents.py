@@ -285,6 +285,9 @@ def _scratch(geometry: LatentGeometry, copied: int, emulated: bool) -> dict[str,
         "keys_here": plgpu.Barrier(num_arrivals=copies * tiles.pieces, num_barriers=stages),
         "keys_done": plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=stages),
         "cleaned": plgpu.Barrier(num_arrivals=CONSUMERS),
+        "weights": tile(ROWS, tiles.keys),
+        "tops": plgpu.SMEM((2, ROWS), jnp.float32),  # and totals: memories begin at multiples of 1,024 bytes
+        "told": plgpu.Barrier(num_barriers=CONSUMERS),
     }
 
 
@@ -329,31 +332,65 @@ def _produce(item: Item[LatentGeometry], copied: int) -> None:
 
 
 def _consume(item: Item[LatentGeometry], wg: jax.Array) -> Sums:
-    """Multiplies all tiles, and mixes a consumer's half of the columns."""
+    """Makes the scores of every other tile, and mixes a consumer's half of the columns of all."""
     geometry, scratch, group = item.geometry, item.scratch, item.group
-    stages, first, end = geometry.stages, item.field(Field.FIRST_TILE), item.field(Field.END_TILE)
+    stages, count = geometry.stages, item.field(Field.END_TILE) - item.field(Field.FIRST_TILE)
     low, high = bounds(item, pl.ds(0, ROWS))
     unit = exponent_unit(item.options)
     plgpu.barrier_wait(scratch.queries_here)
 
-    def step(turn: jax.Array, sums: Sums) -> Sums:
-        tile, slot = first + turn, jax.lax.rem(turn, jnp.int32(stages))
+    def arrived(turn: jax.Array) -> jax.Array:
+        """Waits for a tile, which is clean then: each consumer asks for all tiles in their order."""
+        slot = jax.lax.rem(turn, jnp.int32(stages))
         plgpu.barrier_wait(scratch.keys_here.at[slot])
-        clean_latents(item, slot, tile, wg)
+        clean_latents(item, slot, item.field(Field.FIRST_TILE) + turn, wg)
+        return slot
+
+    def release(turn: jax.Array, slot: jax.Array) -> None:
+        pl.when(turn + stages < count)(lambda: plgpu.barrier_arrive(scratch.keys_done.at[slot]))
+
+    def others(turn: jax.Array, slot: jax.Array, sums: Sums) -> Sums:
+        """Takes the weights of a tile from the other consumer."""
+        plgpu.barrier_wait(scratch.told.at[1 - wg])
+        top, total = (group.rows(scratch.tops.at[place]) for place in range(2))
+        mixed = sums.mixed * by_row(jnp.exp2((sums.top - top) * unit), sums.mixed.shape)
+        mixed = group.mix(mixed, scratch.weights, scratch.values.at[slot, wg])
+        release(turn, slot)
+        return Sums(mixed, top, total)
+
+    def step(time: jax.Array, sums: Sums) -> Sums:
+        turn = CONSUMERS * time + wg
+        before = jnp.maximum(turn - 1, 0)
+
+        @pl.when(turn > 0)
+        def _before() -> None:
+            arrived(before)
+
+        slot, tile = arrived(turn), item.field(Field.FIRST_TILE) + turn
         # As if the queries' place changed: addresses of all their columns, kept over all tiles, would be spilled.
         halves = [
             (scratch.queries.at[half + fixed_zero(tile)], scratch.values.at[slot, half]) for half in range(CONSUMERS)
         ]
         scores = group.scores(*halves, (scratch.rotary_queries, scratch.keys.at[slot]))
         scores = masked(item, scores_of(scores, item.options, exact_tanh), tile, low, high)
-        (mixed, top, total), shares = folded(sums, scores, unit, geometry.dtype)
-        mixed = group.mix(mixed, shares, scratch.values.at[slot, wg])
-
-        @pl.when(turn + stages < end - first)
-        def _release() -> None:
-            plgpu.barrier_arrive(scratch.keys_done.at[slot])
-
+        there = jax.lax.rem(before, jnp.int32(stages))
+        sums = Sums(*jax.lax.cond(turn > 0, lambda *sums: others(before, there, Sums(*sums)), Sums, *sums))
+        (mixed, top, total), weights = folded(sums, scores, unit, geometry.dtype)
+        scratch.weights[...] = weights
+        scratch.tops.at[0][...] = top
+        scratch.tops.at[1][...] = total
+        commit()
+        plgpu.barrier_arrive(scratch.told.at[wg])
+        mixed = group.mix(mixed, weights, scratch.values.at[slot, wg])
+        release(turn, slot)
         return Sums(mixed, top, total)
 
     begin = Sums(group.full((ROWS, geometry.half), 0.0), group.full((ROWS,), LOWEST), group.full((ROWS,), 0.0))
-    return Sums(*jax.lax.fori_loop(0, end - first, lambda turn, sums: step(turn, Sums(*sums)), begin))
+    steps = jax.lax.div(count + (CONSUMERS - 1) - wg, jnp.int32(CONSUMERS))
+    sums = Sums(*jax.lax.fori_loop(0, steps, lambda time, sums: step(time, Sums(*sums)), begin))
+    last = jnp.maximum(count - 1, 0)
+
+    def end(*sums: jax.Array) -> Sums:
+        return others(last, arrived(last), Sums(*sums))
+
+    return Sums(*jax.lax.cond((count > 0) & (jax.lax.rem(last, jnp.int32(CONSUMERS)) != wg), end, Sums, *sums))
