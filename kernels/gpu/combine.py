@@ -26,7 +26,7 @@ from .walk import LOWEST, Sums
 __all__ = ["Parts", "combine"]
 
 _COLUMNS = 32
-"""Columns of a block where there are many: half as many where that leaves multiprocessors without a block."""
+"""Columns of a block: half as many where that leaves more than half of the multiprocessors without one."""
 
 _AT_ONCE = 2
 """Parts whose numbers are loaded together, those of all consumers of each."""
@@ -79,7 +79,7 @@ def combine(
     count, heads, v_dim, consumers = counts.shape[0], geometry.heads, geometry.v_dim, geometry.parts_of_item
     part_rows = geometry.part_rows
     blocks = -(-part_rows // ROWS)
-    many = count * blocks * v_dim > MULTIPROCESSORS * _COLUMNS
+    many = count * blocks * v_dim > MULTIPROCESSORS // 2 * _COLUMNS
     columns = _COLUMNS if many and v_dim % _COLUMNS == 0 else _COLUMNS // 2
     unit = exponent_unit(options)
     group = Warpgroup(interpret is not None, itemsize_of(geometry.dtype), swizzled=True)

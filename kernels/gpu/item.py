@@ -86,8 +86,6 @@ class Scratch(NamedTuple):
     cleaned: Any = None
     rotary_queries: Any = None
     order: Any = None
-    weights: Any = None
-    told: Any = None
 
 
 @dataclass(frozen=True)

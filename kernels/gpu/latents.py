@@ -106,7 +106,7 @@ def attend(
         tiles=geometry.tiles,
         options=options,
     )
-    long = finished(*rows, latent_pages, table, blocks, batch.starts[1:], **shapes)
+    long = finished(*rows, latent_pages, table, blocks, **shapes)
     return jnp.where(blocks.used[:, None, None], long, out)
 
 
@@ -176,7 +176,6 @@ def finished(
     latent_pages: jax.Array,  # [P, page, width]
     table: jax.Array,  # i32[S, pages_per_seq]
     blocks: Blocks,
-    ends: jax.Array,  # i32[S]
     *,
     geometry: LatentGeometry,
     options: MlaOptions,
@@ -192,7 +191,6 @@ def finished(
         latent_pages: `[P, page, width]`.
         table: `i32[S, pages_per_seq]`: -1 for what names no page.
         blocks: as `prefill_blocks` makes them, from where the sequences' queries begin in the batch.
-        ends: `i32[S]`: where the sequences' queries end in the batch.
         geometry: the shapes.
         options: the options.
         interpret: None, or the parameters of the interpreter.
@@ -204,7 +202,7 @@ def finished(
     group = Warpgroup(interpret is not None, itemsize_of(geometry.dtype), swizzled=True)
 
     def body(*refs: Any, **scratch: Any) -> None:
-        *given, first, end, ends_ref, out = refs
+        *given, first, end, out = refs
         index, head, wg = (
             count - 1 - jax.lax.axis_index("block"),
             jax.lax.axis_index("head"),
@@ -222,13 +220,11 @@ def finished(
             share = 1.0 / jnp.where(sums.total == 0.0, 1.0, sums.total)
             through[...] = (sums.mixed * by_row(share, sums.mixed.shape)).astype(geometry.dtype)
             commit()
-            token = item.field(Field.TOKEN)
-            there = ends_ref[item.field(Field.SEQUENCE)] - token
             for query in range(geometry.block_queries):
 
-                @pl.when(query < there)
+                @pl.when(query < item.field(Field.QUERIES))
                 def _write(query: int = query) -> None:
-                    rows = pl.ds(((token + query) * heads + head) * size, size)
+                    rows = pl.ds(((item.field(Field.TOKEN) + query) * heads + head) * size, size)
                     columns = pl.ds(wg * geometry.half, geometry.half)
                     plgpu.copy_smem_to_gmem(through.at[pl.ds(query * size, size)], out.at[rows, columns])
 
@@ -236,7 +232,7 @@ def finished(
 
         in_roles(item, wg, partial(_produce, copied=geometry.block_queries), consume)
 
-    inputs = (blocks.items, table, queries, rotary_queries, latent_pages, blocks.first, blocks.end, ends)
+    inputs = (blocks.items, table, queries, rotary_queries, latent_pages, blocks.first, blocks.end)
     done: jax.Array = launch(
         body,
         _scratch(geometry, geometry.block_queries, interpret is not None),
@@ -259,9 +255,12 @@ def _by_block(
     queries: jax.Array,  # [T, Hq, D]
     geometry: LatentGeometry,
 ) -> jax.Array:
-    """Queries as they are copied, `[T * blocks * rows, D]`: as they are, where blocks of heads are whole eights."""
+    """Queries as they are copied, `[T * blocks * rows, D]`: as they are, where blocks of heads are whole eights.
+
+    A slice of the caller's gets an array of its own, as in `update`.
+    """
     num_tokens, _, dim = queries.shape
-    blocks = queries.reshape(num_tokens, geometry.heads, geometry.group, dim)
+    blocks = jax.lax.optimization_barrier(queries).reshape(num_tokens, geometry.heads, geometry.group, dim)
     more = geometry.query_rows - geometry.group
     if more:
         blocks = jnp.pad(blocks, ((0, 0), (0, 0), (0, more), (0, 0)))
@@ -285,9 +284,6 @@ def _scratch(geometry: LatentGeometry, copied: int, emulated: bool) -> dict[str,
         "keys_here": plgpu.Barrier(num_arrivals=copies * tiles.pieces, num_barriers=stages),
         "keys_done": plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=stages),
         "cleaned": plgpu.Barrier(num_arrivals=CONSUMERS),
-        "weights": tile(ROWS, tiles.keys),
-        "tops": plgpu.SMEM((2, ROWS), jnp.float32),  # and totals: memories begin at multiples of 1,024 bytes
-        "told": plgpu.Barrier(num_barriers=CONSUMERS),
     }
 
 
@@ -332,65 +328,31 @@ def _produce(item: Item[LatentGeometry], copied: int) -> None:
 
 
 def _consume(item: Item[LatentGeometry], wg: jax.Array) -> Sums:
-    """Makes the scores of every other tile, and mixes a consumer's half of the columns of all."""
+    """Multiplies all tiles, and mixes a consumer's half of the columns."""
     geometry, scratch, group = item.geometry, item.scratch, item.group
-    stages, count = geometry.stages, item.field(Field.END_TILE) - item.field(Field.FIRST_TILE)
+    stages, first, end = geometry.stages, item.field(Field.FIRST_TILE), item.field(Field.END_TILE)
     low, high = bounds(item, pl.ds(0, ROWS))
     unit = exponent_unit(item.options)
     plgpu.barrier_wait(scratch.queries_here)
 
-    def arrived(turn: jax.Array) -> jax.Array:
-        """Waits for a tile, which is clean then: each consumer asks for all tiles in their order."""
-        slot = jax.lax.rem(turn, jnp.int32(stages))
+    def step(turn: jax.Array, sums: Sums) -> Sums:
+        tile, slot = first + turn, jax.lax.rem(turn, jnp.int32(stages))
         plgpu.barrier_wait(scratch.keys_here.at[slot])
-        clean_latents(item, slot, item.field(Field.FIRST_TILE) + turn, wg)
-        return slot
-
-    def release(turn: jax.Array, slot: jax.Array) -> None:
-        pl.when(turn + stages < count)(lambda: plgpu.barrier_arrive(scratch.keys_done.at[slot]))
-
-    def others(turn: jax.Array, slot: jax.Array, sums: Sums) -> Sums:
-        """Takes the weights of a tile from the other consumer."""
-        plgpu.barrier_wait(scratch.told.at[1 - wg])
-        top, total = (group.rows(scratch.tops.at[place]) for place in range(2))
-        mixed = sums.mixed * by_row(jnp.exp2((sums.top - top) * unit), sums.mixed.shape)
-        mixed = group.mix(mixed, scratch.weights, scratch.values.at[slot, wg])
-        release(turn, slot)
-        return Sums(mixed, top, total)
-
-    def step(time: jax.Array, sums: Sums) -> Sums:
-        turn = CONSUMERS * time + wg
-        before = jnp.maximum(turn - 1, 0)
-
-        @pl.when(turn > 0)
-        def _before() -> None:
-            arrived(before)
-
-        slot, tile = arrived(turn), item.field(Field.FIRST_TILE) + turn
+        clean_latents(item, slot, tile, wg)
         # As if the queries' place changed: addresses of all their columns, kept over all tiles, would be spilled.
         halves = [
             (scratch.queries.at[half + fixed_zero(tile)], scratch.values.at[slot, half]) for half in range(CONSUMERS)
         ]
         scores = group.scores(*halves, (scratch.rotary_queries, scratch.keys.at[slot]))
         scores = masked(item, scores_of(scores, item.options, exact_tanh), tile, low, high)
-        there = jax.lax.rem(before, jnp.int32(stages))
-        sums = Sums(*jax.lax.cond(turn > 0, lambda *sums: others(before, there, Sums(*sums)), Sums, *sums))
-        (mixed, top, total), weights = folded(sums, scores, unit, geometry.dtype)
-        scratch.weights[...] = weights
-        scratch.tops.at[0][...] = top
-        scratch.tops.at[1][...] = total
-        commit()
-        plgpu.barrier_arrive(scratch.told.at[wg])
-        mixed = group.mix(mixed, weights, scratch.values.at[slot, wg])
-        release(turn, slot)
+        (mixed, top, total), shares = folded(sums, scores, unit, geometry.dtype)
+        mixed = group.mix(mixed, shares, scratch.values.at[slot, wg])
+
+        @pl.when(turn + stages < end - first)
+        def _release() -> None:
+            plgpu.barrier_arrive(scratch.keys_done.at[slot])
+
         return Sums(mixed, top, total)
 
     begin = Sums(group.full((ROWS, geometry.half), 0.0), group.full((ROWS,), LOWEST), group.full((ROWS,), 0.0))
-    steps = jax.lax.div(count + (CONSUMERS - 1) - wg, jnp.int32(CONSUMERS))
-    sums = Sums(*jax.lax.fori_loop(0, steps, lambda time, sums: step(time, Sums(*sums)), begin))
-    last = jnp.maximum(count - 1, 0)
-
-    def end(*sums: jax.Array) -> Sums:
-        return others(last, arrived(last), Sums(*sums))
-
-    return Sums(*jax.lax.cond((count > 0) & (jax.lax.rem(last, jnp.int32(CONSUMERS)) != wg), end, Sums, *sums))
+    return Sums(*jax.lax.fori_loop(0, end - first, lambda turn, sums: step(turn, Sums(*sums)), begin))

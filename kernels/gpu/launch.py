@@ -14,9 +14,6 @@ __all__ = ["Interpret", "launch", "memory", "scratch_of"]
 Interpret = Any
 """None, or the parameters of JAX's interpreter for GPUs."""
 
-_REDUCTIONS = 128
-"""Bytes of shared memory for reductions across warps: there are none, as all of a row is in one warp."""
-
 _kernel: Callable[..., Any] = plgpu.kernel
 
 
@@ -103,11 +100,7 @@ def launch(
         num_threads=warpgroups,
         thread_name=THREAD,
         # JAX 0.11 would choose the other semantics.
-        compiler_params=plgpu.CompilerParams(
-            approx_math=True,
-            lowering_semantics=plgpu.LoweringSemantics.Lane,
-            reduction_scratch_bytes=_REDUCTIONS,
-        ),
+        compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane),
         kernel_name=name,
         **({} if interpret is None else {"interpret": interpret}),
     )

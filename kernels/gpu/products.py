@@ -95,7 +95,7 @@ class Warpgroup:
             values: a ref `[n, Dv]`.
         """
         if self._emulated:
-            return sums + _dot(weights[...], values[...])
+            return sums + _dot(weights, values[...])
 
         def multiply(into: Any) -> None:
             plgpu.wgmma(into, weights, values)

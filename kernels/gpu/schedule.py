@@ -76,6 +76,9 @@ class Field(IntEnum):
     HOLES = 10
     """Whether one of these pages doesn't exist, 0 or 1."""
 
+    QUERIES = 11
+    """The queries that it has."""
+
 
 class Decoding(NamedTuple):
     """The parts of the sequences with one query each.
@@ -198,7 +201,8 @@ def decode_items(
     begin = jnp.minimum(first[of] + size[of] * part, end[of])
     stop = jnp.minimum(begin + size[of], end[of])
     sequence = jnp.where(exists, of, -1)
-    items = _items(sequence, starts[of], begin, stop, low[of], high[of], low[of], high[of], table, tiles)
+    one = jnp.ones_like(of)
+    items = _items(sequence, starts[of], one, begin, stop, low[of], high[of], low[of], high[of], table, tiles)
     return Decoding(items, num_rows + ends - more, jnp.where(alone, more + 1, 0))
 
 
@@ -268,7 +272,7 @@ def prefill_blocks(
     token = starts[sequence] + offset
     sequence = jnp.where(exists, sequence, -1)
     token = jnp.where(exists, token, 0)
-    items = _items(sequence, token, first_tile, end_tile, low, high, whole_low, whole_high, table, tiles)
+    items = _items(sequence, token, queries, first_tile, end_tile, low, high, whole_low, whole_high, table, tiles)
 
     tokens = jnp.arange(num_tokens, dtype=jnp.int32)
     owner = jnp.searchsorted(batch.starts[1:], tokens, side="right", method="compare_all").astype(jnp.int32)
@@ -283,6 +287,7 @@ def prefill_blocks(
 def _items(
     sequence: jax.Array,
     token: jax.Array,
+    queries: jax.Array,
     first_tile: jax.Array,
     end_tile: jax.Array,
     low: jax.Array,
@@ -311,5 +316,6 @@ def _items(
         Field.FIRST_PAGE: first_page,
         Field.LAST_PAGE: last_page,
         Field.HOLES: (holes & (low < high)).astype(jnp.int32),
+        Field.QUERIES: queries,
     }
     return jnp.stack([columns[field] for field in Field])

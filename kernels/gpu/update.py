@@ -167,7 +167,9 @@ def _call(
         name="kv_update",
     )
 
-    given = (flat(rows), *scalars)
+    # A slice of the caller's gets an array of its own: XLA of JAX 0.11 hands over where it begins, and the launch is
+    # refused where that is no multiple of 256 bytes.
+    given = (flat(rows), *lax.optimization_barrier(scalars))
     changed: jax.Array = pl.run_state(lambda pages: call(pages, *given))(flat(kv_pages))
     done = changed.reshape(kv_pages.shape)
     return done if done.dtype == kv_pages.dtype else lax.bitcast_convert_type(done, kv_pages.dtype)

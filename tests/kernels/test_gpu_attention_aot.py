@@ -6,17 +6,17 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from kvproof.kernels.gpu import attention
-from kvproof.kernels.gpu.support import unsupported
+from kvproof.kernels.gpu import attention, latents
+from kvproof.kernels.gpu.support import unsupported, unsupported_latents
 from kvproof.kernels.layout import CacheLayout
-from kvproof.kernels.options import AttentionOptions
+from kvproof.kernels.options import AttentionOptions, MlaOptions
 
 from . import gpu_aot
 from .gpu_aot import shape
 
 gpu_aot.require()
 
-HALF, E4M3, I32 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float8_e4m3fn), jnp.int32
+HALF, E4M3, I8, I32 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float8_e4m3fn), jnp.dtype(jnp.int8), jnp.int32
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,7 @@ HALF, E4M3, I32 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float8_e4m3fn), jnp.int
         ((128, 128), HALF, 16, 2**20),
         ((64, 64), E4M3, 64, 2**16),
         ((64, 64), E4M3, 1, 2**22),  # whole rows are copied, for keys and for values
+        ((128, 128), I8, 16, 2**16),
         ((128, 80), HALF, 64, 2**16),  # rows of values divide by other swizzles than those of keys
     ],
 )
@@ -45,6 +46,20 @@ def test_attention_compiles_without_spills(
     assert all(kernel.spilled == 0 for kernel in done.kernels), done.kernels
     assert done.unfenced == ()
     assert done.temp_bytes < 2**26  # the pages are read where they lie
+
+
+@pytest.mark.parametrize(("heads", "page_size"), [(128, 64), (16, 16)])
+def test_attention_over_latents_compiles_without_spills(heads: int, page_size: int) -> None:
+    options = MlaOptions(512, 64, HALF, 0.07)
+    pages, table = shape((2**14, page_size, options.width), HALF), shape((8, 64), I32)
+    queries = [shape((256, heads, dim), HALF) for dim in (512, 64)]
+    arrays = (*queries, pages, shape((8,), I32), table, shape((9,), I32), shape((1,), I32))
+    assert unsupported_latents(options, queries[0], pages, table) is None
+    call = partial(latents.attend, options=options)
+    done = gpu_aot.compile_for_gpu(lambda *arrays: call(*arrays), *arrays)
+    assert gpu_aot.kernels_in(done.compiled) == 3
+    assert all(kernel.spilled == 0 for kernel in done.kernels), done.kernels
+    assert done.unfenced == ()
 
 
 def test_a_missing_fence_is_found() -> None:

@@ -13,9 +13,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from kvproof.kernels import ragged_paged_attention
+from kvproof.kernels import kv_cache_update, ragged_paged_attention
 from kvproof.kernels.gpu import hopper
 
 from .gpu_checks import CASES, SEQUENCES, check_attention, check_far_slots, check_fused, check_latents, check_update
@@ -72,6 +73,17 @@ def test_latents(heads: int, page: int, dtype: Any, mask: Mask, sequences: str, 
 def test_updates(name: str, num_tokens: int, gpu: Any) -> None:
     """CACHE-3."""
     check_update(CASES[name], 0, num_tokens, 6000 // CASES[name].page, gpu)
+
+
+def test_slots_that_are_a_slice(gpu: Any) -> None:
+    """CACHE-3: of an array that holds a step's numbers one behind the other, at no multiple of 256 bytes."""
+    rng = np.random.default_rng(0)
+    drawn = (rng.standard_normal(size, np.float32) for size in ((9, 16, 4, 128), (32, 2, 128), (32, 2, 128)))
+    pages, keys, values = (jax.device_put(each.astype(jnp.bfloat16), gpu) for each in drawn)
+    step = rng.permutation(144)[:33].astype(np.int32)
+    sliced = jax.jit(lambda step: kv_cache_update(pages, keys, values, step[1:]))(jax.device_put(step, gpu))
+    whole = kv_cache_update(pages, keys, values, jax.device_put(step[1:], gpu))
+    np.testing.assert_array_equal(np.asarray(sliced).view(np.uint16), np.asarray(whole).view(np.uint16))
 
 
 @pytest.mark.parametrize("gib", [2, 4, 9])

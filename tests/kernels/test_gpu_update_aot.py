@@ -84,6 +84,18 @@ def test_other_updates_are_in_place() -> None:
     check(gpu_aot.compile_for_gpu(kv_cache_update, scaled, rows, rows, ids(T), donate=(0,)), values, 1)
 
 
+def test_slots_that_are_a_slice_are_an_array_of_their_own() -> None:
+    """CACHE-3: XLA of JAX 0.11 hands a slice over as it lies; the launch is refused at no multiple of 256 bytes."""
+    pages, rows = pages_of(jnp.bfloat16, "v3"), shape((64, H, D), jnp.bfloat16)
+
+    def update(pages: jax.Array, keys: jax.Array, values: jax.Array, step: jax.Array) -> jax.Array:
+        return kv_cache_update(pages, keys, values, step[1:])
+
+    done = gpu_aot.compile_for_gpu(update, pages, rows, rows, ids(65), donate=(0,))
+    check(done, pages, 1)
+    assert "dynamic-slice-fusion" not in str(done.compiled.as_text())
+
+
 def test_each_of_several_gpus_updates_its_own_heads_in_place() -> None:
     """CACHE-3, CACHE-5: inside shard_map the mesh says what is traced for."""
     mesh = jax.sharding.Mesh(np.array(gpu_aot.devices(2)), ("heads",))
