@@ -96,6 +96,11 @@ def events_from_msgpack(message: bytes) -> list[CacheEvent]:
     return read_batch(message).events
 
 
+def _is_ours(named: object) -> bool:
+    """Whether a batch says that it is of our format, of whatever version."""
+    return isinstance(named, list) and named[:1] == _FORMAT[:1] and len(named) > 1 and type(named[1]) is int
+
+
 def read_batch(message: bytes) -> EventBatch:
     """The events of a message and who published them; see `events_from_msgpack`."""
     if not isinstance(message, bytes):
@@ -106,9 +111,11 @@ def read_batch(message: bytes) -> EventBatch:
         given = msgspec.msgpack.decode(message)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise whole.damaged("is no MessagePack") from None
-    if not (isinstance(given, list) and len(given) == 4 and isinstance(given[3], list) and given[3][:2] == _FORMAT):
+    if not (isinstance(given, list) and len(given) == 4 and _is_ours(given[3])):
         raise whole.damaged(f"is no batch of events of the format {_FORMAT}, which `events_to_msgpack` writes")
     _, written, _, named = given
+    if named[1] != _FORMAT[1]:
+        raise whole.damaged(f"is of version {named[1]} of its format; version {_FORMAT[1]} can be read")
     if len(named) != 3:
         raise whole.damaged(f"must name its publisher behind {_FORMAT}")
     publisher = Part("message publisher", named[2], "SEC-3").integer()
