@@ -59,7 +59,7 @@ class Performer:
     """Performs scripts on an engine, one after another.
 
     Before each the engine is made to know nothing of it: by a reset, or by cache salts that were never used. Where
-    neither is certain, each performance has other tokens in the same places.
+    neither is certain, or a request is to have no salt, each performance has other tokens in the same places.
 
     Args:
         subject: the engine.
@@ -87,7 +87,8 @@ class Performer:
         facts = self.subject.facts
         self._performances += 1
         fresh = facts.forgets_surely and facts.forgets in ("reset", "cache_salts", "restart")
-        history = History(script if fresh and not self.renames else self._renamed(script), fresh=fresh)
+        bare = facts.forgets == "cache_salts" and any(ask.bare for ask in script.asks)
+        history = History(script if fresh and not self.renames and not bare else self._renamed(script), fresh=fresh)
         try:
             self._forget()
             cold = False
@@ -129,7 +130,7 @@ class Performer:
                 self.subject.restart()
 
     def _salted(self, ask: Ask) -> Ask:
-        if self.subject.facts.forgets != "cache_salts":
+        if self.subject.facts.forgets != "cache_salts" or ask.bare:
             return ask
         return replace(ask, salt=f"kvproof {self._epoch} {ask.salt}")
 

@@ -293,7 +293,7 @@ def _copies(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
 
     Where there are salts or adapters, some requests have one, which each copy has to keep: the same prompt is asked
     without it, before or after. Where it is asked before, and a salt alone is between them, only counts can show that
-    copies found it: all is asked once more behind another prompt, which nobody can find.
+    copies found it: so all is asked first behind another prompt, which nobody can find.
     """
     ways = [("", ""), *(("", name) for name in sizes.adapters[:1])]
     ways += [("one", "")] if "cache_salts" in sizes.offers else []
@@ -301,22 +301,26 @@ def _copies(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
     has_key = bool(salt or adapter)
     length = sizes.page * draw.randint(1, 3) + draw.randrange(sizes.page) if has_key else _some_length(draw, sizes)
     ask = Ask("a", draw_prompt(draw, sizes, length), salt=salt, adapter=adapter)
-    steps = [Wave((replace(ask, name=name),), sizes.answer, n=2 + number % 2) for name in ("ae" if has_key else "a")]
+    copies = 2 + number % 2
+    steps = [Wave((replace(ask, name=name),), sizes.answer, copies) for name in ("ae" if has_key else "a")]
     before = has_key and number // len(ways) % 2 == 1
+    if before and salt:
+        other = Ask("n", draw_prompt(draw, sizes, len(ask.prompt)), bare=True)
+        yield Wave((other,), sizes.answer)
+        for step, name in zip(steps, "bg", strict=True):
+            yield replace(step, asks=(replace(ask, name=name),))
+        yield Wave((replace(ask, name="h"),), sizes.answer)
+        yield Wave((replace(ask, name="i", salt="two"),), sizes.answer, copies)
+        yield Forget()
+        yield Wave((Ask("c", ask.prompt, bare=True),), sizes.answer)
+        yield from steps
+        yield Wave((replace(ask, name="f"),), sizes.answer)
+        return
     if has_key:  # asked twice, as what a hit needs may be kept only then (RET-2)
         steps.insert(0 if before else 2, _alone("c", ask.prompt, sizes))
     yield from steps
-    if not before or not salt:
-        yield Forget()
-        yield Wave((replace(ask, name="b"),), sizes.answer)
-    else:
-        yield Wave((replace(ask, name="f"),), sizes.answer)
-        yield Forget()
-        yield _alone("n", draw_prompt(draw, sizes, len(ask.prompt)), sizes)
-        for step, name in zip(steps[1:], "bg", strict=True):
-            yield replace(step, asks=(replace(ask, name=name),))
-        yield Wave((replace(ask, name="h"),), sizes.answer)
-        yield replace(steps[1], asks=(replace(ask, name="i", salt="two"),))
+    yield Forget()
+    yield Wave((replace(ask, name="b"),), sizes.answer)
     if has_key:
         yield _alone("d", ask.prompt, sizes)
 

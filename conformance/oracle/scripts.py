@@ -19,6 +19,7 @@ class Ask:
         salt: the cache salt; "" for none.
         adapter: the adapter that answers; "" for the model itself.
         abort_after: the number of generated tokens after which the request is taken back; 0 for never.
+        bare: whether it is sent without any salt, also where salts make requests cold.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Ask:
     salt: str = ""
     adapter: str = ""
     abort_after: int = 0
+    bare: bool = False
 
     def __str__(self) -> str:
         tokens = str(list(self.prompt)) if len(self.prompt) <= _SHOWN else f"{len(self.prompt)} tokens"
@@ -36,6 +38,7 @@ class Ask:
             text = f"{self.name}: {self.follows} and {self.taken} tokens of its answer, then {tokens}"
         text += f", salt {self.salt!r}" if self.salt else ""
         text += f", adapter {self.adapter!r}" if self.adapter else ""
+        text += ", without any salt" if self.bare else ""
         return text + (f", taken back after {self.abort_after} tokens" if self.abort_after else "")
 
 
@@ -138,7 +141,11 @@ def _ask_json(ask: Ask) -> dict[str, Any]:
     return {name: value for name, value in asdict(ask).items() if value} | {"prompt": list(ask.prompt)}
 
 
-_ASK_FIELDS = {"name": str, "follows": str, "taken": int, "salt": str, "adapter": str, "abort_after": int}
+_ASK_FIELDS = {
+    **dict.fromkeys(("name", "follows", "salt", "adapter"), str),
+    **dict.fromkeys(("taken", "abort_after"), int),
+    "bare": bool,
+}
 
 
 def script_from_json(document: Any) -> Script:

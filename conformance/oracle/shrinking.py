@@ -55,6 +55,7 @@ def _plainer(script: Script) -> Iterator[Script]:
         script.mapped(lambda ask: replace(ask, salt="")),
         script.mapped(lambda ask: replace(ask, adapter="")),
         script.mapped(lambda ask: replace(ask, abort_after=0)),
+        script.mapped(lambda ask: replace(ask, bare=False)),
     ):
         if other != script:
             yield other

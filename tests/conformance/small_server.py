@@ -215,6 +215,8 @@ def proxied(url: str, spoil: Spoil) -> Iterator[str]:
 
     def answer(path: str, body: Any) -> tuple[int, Any] | None:
         if path == "/reset_prefix_cache":
+            if not getattr(spoil, "resets", True):
+                return 404, {"error": "unknown"}
             getattr(spoil, "forget", lambda: None)()
         if path != "/v1/completions" or body.get("stream"):
             return sent(path, body)

@@ -122,8 +122,8 @@ def leaves_out_salts_of_copies(body: dict[str, Any], forward: Forward) -> Any:
 class LooksCopiesUpWithoutSalts:
     """Several answers are served from what was computed without a salt, which leaves nothing under their own."""
 
-    def __init__(self, counts_the_last: bool) -> None:
-        self._counts_the_last = counts_the_last
+    def __init__(self, counts_the_last: bool, resets: bool = True) -> None:
+        self._counts_the_last, self.resets = counts_the_last, resets
         self.forget()
 
     def forget(self) -> None:
@@ -173,6 +173,7 @@ PROXIES: dict[str, tuple[Spoil, set[str]]] = {
     "leaves_out_salts_of_copies": (leaves_out_salts_of_copies, {"ENG-12"}),
     "looks_copies_up_without_salts": (LooksCopiesUpWithoutSalts(False), {"ENG-12"}),
     "looks_copies_up_and_counts_the_last": (LooksCopiesUpWithoutSalts(True), {"ENG-12"}),
+    "looks_copies_up_and_is_never_reset": (LooksCopiesUpWithoutSalts(True, resets=False), {"ENG-12"}),
     "other_copies": (gives_copies_other_logprobs, {"ENG-11"}),
     "shifted_when_warm": (shifts_logprobs_of_the_second_time(), {"ENG-3"}),
     "hangs_up": (hangs_up_at_long_prompts, {"ENG-2"}),
@@ -183,7 +184,7 @@ RACING = {"caches_beginnings", "swaps_answers"}
 """Those whose faults depend on which of some requests at once comes first: their scripts may not get short."""
 
 
-COUNTED = {"looks_copies_up_without_salts", "looks_copies_up_and_counts_the_last"}
+COUNTED = {name for name in PROXIES if name.startswith("looks_copies_up")}
 """Those that show in counts alone, beside the counts of the same requests where nobody else came before."""
 
 

@@ -102,6 +102,6 @@ class Batching:
 
 
 class Offloading(Batching):
-    """The same, with host memory for those who give way."""
+    """The same, with host memory for those who give way: pinned memory, for which torch needs a GPU."""
 
     offloading = 0.1
