@@ -147,6 +147,13 @@ def test_calls_written_by_hand_are_judged_as_the_readme_says(installed: Path, fo
     assert done.stdout.endswith("1 deviates; 1 not made\n")
 
 
+def test_the_index_of_the_guide_conforms(installed: Path, folder: Path) -> None:
+    (folder / "my_index.py").write_text(FILES["my_index.py"])
+    done = _console("kvproof check --backend my_index --machines index", installed, folder, "--seed", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "my_index conforms, at level exact, seed 1" in done.stdout
+
+
 def test_pytest_holds_the_wrong_pool_as_the_readme_says(installed: Path, folder: Path) -> None:
     command = 'pytest --pyargs kvproof.conformance --kvproof-backend my_engine:backend -k "POOL- or MAN-"'
     done = _console(command, installed, folder, "--kvproof-profile", "quick")
