@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-__all__ = ["Lengths", "Ragged", "clean_table", "misses_pages", "ragged", "slots_of_tokens"]
+__all__ = ["Lengths", "Owners", "Ragged", "clean_table", "misses_pages", "owners", "ragged", "slots_of_tokens"]
 
 
 class Lengths(NamedTuple):
@@ -105,6 +105,28 @@ def misses_pages(
     return jnp.any(read & (table < 0), axis=1)
 
 
+class Owners(NamedTuple):
+    """Which sequence each query token belongs to.
+
+    Attributes:
+        token: `i32[T]`: the tokens' numbers in the batch.
+        row: `i32[T]`: the row of the sequence; the last one for tokens of no sequence.
+        owned: `bool[T]`: whether it has one.
+    """
+
+    token: jax.Array
+    row: jax.Array
+    owned: jax.Array
+
+
+def owners(batch: Ragged, num_tokens: int) -> Owners:
+    """Which sequence each of T query tokens belongs to. O(T * S), in comparisons side by side, without a loop."""
+    token = jnp.arange(num_tokens, dtype=jnp.int32)
+    row = jnp.searchsorted(batch.starts[1:], token, side="right", method="compare_all").astype(jnp.int32)
+    last = batch.kv_lens.shape[0] - 1
+    return Owners(token, jnp.minimum(row, last), row <= last)
+
+
 def slots_of_tokens(
     batch: Ragged,
     page_table: jax.Array,  # i32[S, pages_per_seq]
@@ -127,10 +149,7 @@ def slots_of_tokens(
         `i32[T]`: page * page_size + offset; -1 for rows of no sequence, for positions below 0, and where the table
         names no page: never clipped to another.
     """
-    token = jnp.arange(num_tokens, dtype=jnp.int32)
-    sequence = jnp.searchsorted(batch.starts[1:], token, side="right", method="compare_all").astype(jnp.int32)
-    owned = sequence < page_table.shape[0]
-    sequence = jnp.minimum(sequence, page_table.shape[0] - 1)
+    token, sequence, owned = owners(batch, num_tokens)
     position = batch.kv_lens[sequence] - batch.starts[sequence + 1] + token
     owned &= position >= 0
     position = jnp.where(owned, position, 0)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from ..options import AttentionOptions
-from ..ragged import clean_table, ragged
+from ..ragged import clean_table, owners, ragged
 from .geometry import ROWS, Geometry
 from .schedule import decode_items, most_extras, prefill_blocks
 
@@ -61,10 +61,7 @@ def attend(
     table = clean_table(page_table, num_pages)
     pages = kv_pages.reshape(num_pages, page_size, -1)
     starts = aligned_starts(batch.starts[:-1], single.alignment)
-    token = jnp.arange(num_tokens, dtype=jnp.int32)
-    owner = jnp.searchsorted(batch.starts[1:], token, side="right", method="compare_all").astype(jnp.int32)
-    owned = owner < kv_lens.shape[0]
-    owner = jnp.minimum(owner, kv_lens.shape[0] - 1)
+    token, owner, owned = owners(batch, num_tokens)
     places = jnp.where(owned, starts[owner] + token - batch.starts[owner], -1)
     rows = query_rows(queries, places, several, kv_lens.shape[0])
 

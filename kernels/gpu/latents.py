@@ -19,7 +19,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from ..dispatch import kernel_output
 from ..options import MlaOptions
-from ..ragged import clean_table, ragged
+from ..ragged import clean_table, owners, ragged
 from ..score_units import exponent_unit, scores_of
 from .combine import Parts, combine
 from .dead_keys import clean_latents, masked
@@ -87,10 +87,7 @@ def attend(
     parts = decode_parts(*rows, latent_pages, table, decoding.items, **shapes)
     decoded = combine(parts, decoding.begins, decoding.counts, None, **shapes)
 
-    token = jnp.arange(num_tokens, dtype=jnp.int32)
-    owner = jnp.searchsorted(batch.starts[1:], token, side="right", method="compare_all").astype(jnp.int32)
-    owned = owner < num_rows
-    owner = jnp.minimum(owner, num_rows - 1)
+    _, owner, owned = owners(batch, num_tokens)
     alone = owned & (batch.q_lens == 1)[owner]
     out = jnp.where(alone[:, None, None], decoded[owner], jnp.zeros((), queries.dtype))
     if num_tokens < 2:

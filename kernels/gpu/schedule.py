@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from ..masks import end_key, first_key
 from ..options import AnyOptions
-from ..ragged import Ragged
+from ..ragged import Ragged, owners
 from .tiles import Tiles
 
 __all__ = [
@@ -274,11 +274,8 @@ def prefill_blocks(
     token = jnp.where(exists, token, 0)
     items = _items(sequence, token, queries, first_tile, end_tile, low, high, whole_low, whole_high, table, tiles)
 
-    tokens = jnp.arange(num_tokens, dtype=jnp.int32)
-    owner = jnp.searchsorted(batch.starts[1:], tokens, side="right", method="compare_all").astype(jnp.int32)
-    owned = owner < num_rows
-    owner = jnp.minimum(owner, num_rows - 1)
-    place = tokens - batch.starts[owner]
+    token, owner, owned = owners(batch, num_tokens)
+    place = token - batch.starts[owner]
     owned &= q_lens[owner] > 0
     at = begins[owner] + place // block_queries
     return Blocks(items, first, end, jnp.clip(at, 0, most - 1), place % block_queries, owned)
