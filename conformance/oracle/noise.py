@@ -30,10 +30,10 @@ _FACTOR = 8
 """The bound, as a multiple of the largest noise that was seen."""
 
 _SHAPES = 30
-"""The most noise that other shapes of computation make, as a multiple of what half of the cuts of one length make.
+"""The most noise that other shapes of computation make, as a multiple of that of half of the cuts from some length on.
 
-An engine that rounds to few bits rounds otherwise wherever prompts of some length are cut; what shows at few cuts is no
-rounding.
+An engine that rounds to few bits rounds otherwise wherever prompts of some length, or longer ones, are cut; what shows
+at few cuts, or goes where prompts are longer, is no rounding.
 """
 
 _TRIES = 4
@@ -116,7 +116,8 @@ def measure(performer: Performer, sizes: Sizes, draw: random.Random) -> Noise:
             if all(exchange.answers[0].tokens for exchange in history.exchanges):
                 cuts.append(largest(history))
     shapes = [cut for cuts in by_length.values() for cut in cuts]
-    typical = max(min(_MOST, median(cuts)) for cuts in by_length.values())
+    from_each = [[cut for other, cuts in by_length.items() if other >= length for cut in cuts] for length in by_length]
+    typical = max(min(_MOST, median(cuts)) for cuts in from_each)
     first, second = _largest(alone, _MOST), _largest(batched, _MOST)
     most = min(_MOST, max(1e-3, _SHAPES * max(first, second, typical)))
     return Noise(first, second, _largest(shapes, most))

@@ -154,9 +154,9 @@ def _some_length(draw: random.Random, sizes: Sizes) -> int:
 
 @_relation("ENG-3", "warm")
 def _warm(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
-    """The same request again: its pages are cached."""
-    del number
-    prompt = draw_prompt(draw, sizes, _some_length(draw, sizes))
+    """The same request again: its pages are cached, every third time all of it but for one token."""
+    whole = sizes.page * draw.randint(1, 3)
+    prompt = draw_prompt(draw, sizes, whole + 1 if number % 3 == 1 else _some_length(draw, sizes))
     for name in "abc":
         yield _alone(name, prompt, sizes)
 
@@ -184,18 +184,27 @@ def _prefix(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
 
 
 def _near(draw: random.Random, tokens: tuple[int, ...], sizes: Sizes, way: int) -> tuple[int, ...]:
-    """A text that differs by what a key may lose: the highest or lowest bit of its first token, or the order."""
-    first, *others = tokens
-    bits = [first ^ 1 << bit for bit in range(sizes.vocabulary.bit_length())]
-    within = [token for token in bits if sizes.low <= token < sizes.vocabulary]
-    turned = [place for place, token in enumerate(others[: sizes.page]) if token != first]
+    """A text that differs, in its first page, by what a key may lose: the highest or lowest bit of a token, or the order.
+
+    The token is the first of those with which the bit can be turned, as what comes of it is one of a prompt as well.
+    """
+    changed, page = list(tokens), tokens[: sizes.page]
+    turned = [place for place, token in enumerate(page) if token != page[0]]
+    bits = range(sizes.vocabulary.bit_length())
+    others = [(bit, -place) for bit in bits for place, token in enumerate(page) if _is_drawn(token ^ 1 << bit, sizes)]
     if way == 2 and turned:
-        others[turned[0]], first = first, others[turned[0]]
-    elif within:
-        first = within[0 if way else -1]
+        changed[0], changed[turned[0]] = changed[turned[0]], changed[0]
+    elif others:
+        bit, place = max(others, key=lambda pair: (-pair[0] if way else pair[0], pair[1]))
+        changed[-place] ^= 1 << bit
     else:
-        first = draw.randrange(sizes.low, sizes.vocabulary)
-    return (first, *others)
+        changed[0] = draw.randrange(sizes.low, sizes.vocabulary)
+    return tuple(changed)
+
+
+def _is_drawn(token: int, sizes: Sizes) -> bool:
+    """Whether a token is one of those that prompts are made of."""
+    return sizes.low <= token < sizes.vocabulary
 
 
 @_relation("ENG-5", "batch")
