@@ -154,9 +154,10 @@ def _some_length(draw: random.Random, sizes: Sizes) -> int:
 
 @_relation("ENG-3", "warm")
 def _warm(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
-    """The same request again: its pages are cached, every third time all of it but for one token."""
+    """The same request again: its pages are cached, of three prompts all of one, and all but a token of another."""
     whole = sizes.page * draw.randint(1, 3)
-    prompt = draw_prompt(draw, sizes, whole + 1 if number % 3 == 1 else _some_length(draw, sizes))
+    lengths = _some_length(draw, sizes), whole + 1, whole
+    prompt = draw_prompt(draw, sizes, lengths[number % 3])
     for name in "abc":
         yield _alone(name, prompt, sizes)
 
@@ -184,7 +185,7 @@ def _prefix(draw: random.Random, sizes: Sizes, number: int) -> Iterator[Step]:
 
 
 def _near(draw: random.Random, tokens: tuple[int, ...], sizes: Sizes, way: int) -> tuple[int, ...]:
-    """A text that differs, in its first page, by what a key may lose: the highest or lowest bit of a token, or the order.
+    """A text that differs in its first page by what a key may lose: the highest or lowest bit of a token, or the order.
 
     The token is the first of those with which the bit can be turned, as what comes of it is one of a prompt as well.
     """
