@@ -26,7 +26,7 @@ from .dead_keys import clean_latents, masked
 from .geometry import CONSUMERS, ROWS, LatentGeometry, itemsize_of, swizzle_of
 from .item import Inputs, Item, Scratch
 from .launch import Interpret, launch, memory
-from .products import Warpgroup, by_row, commit
+from .products import Warpgroup, by_row, commit, settled
 from .schedule import Blocks, Field, decode_items, most_extras, prefill_blocks
 from .walk import LOWEST, THREAD, Sums, bounds, exact_tanh, fixed_zero, folded, in_roles
 
@@ -257,7 +257,7 @@ def _by_block(
     A slice of the caller's gets an array of its own, as in `update`.
     """
     num_tokens, _, dim = queries.shape
-    blocks = jax.lax.optimization_barrier(queries).reshape(num_tokens, geometry.heads, geometry.group, dim)
+    blocks: jax.Array = settled(queries).reshape(num_tokens, geometry.heads, geometry.group, dim)
     more = geometry.query_rows - geometry.group
     if more:
         blocks = jnp.pad(blocks, ((0, 0), (0, 0), (0, more), (0, 0)))

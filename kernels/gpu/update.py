@@ -26,6 +26,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from ..slots import is_slice, is_slot
+from .products import settled
 
 __all__ = ["unsupported", "update", "update_slices"]
 
@@ -169,7 +170,7 @@ def _call(
 
     # A slice of the caller's gets an array of its own: XLA of JAX 0.11 hands over where it begins, and the launch is
     # refused where that is no multiple of 256 bytes.
-    given = (flat(rows), *lax.optimization_barrier(scalars))
+    given = (flat(rows), *settled(scalars))
     changed: jax.Array = pl.run_state(lambda pages: call(pages, *given))(flat(kv_pages))
     done = changed.reshape(kv_pages.shape)
     return done if done.dtype == kv_pages.dtype else lax.bitcast_convert_type(done, kv_pages.dtype)

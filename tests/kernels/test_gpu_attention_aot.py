@@ -51,8 +51,9 @@ def test_attention_compiles_without_spills(
 @pytest.mark.parametrize(("heads", "page_size"), [(128, 64), (16, 16)])
 def test_attention_over_latents_compiles_without_spills(heads: int, page_size: int) -> None:
     options = MlaOptions(512, 64, HALF, 0.07)
-    pages, table = shape((2**14, page_size, options.width), HALF), shape((8, 64), I32)
-    queries = [shape((256, heads, dim), HALF) for dim in (512, 64)]
+    pages: Any = shape((2**14, page_size, options.width), HALF)
+    table: Any = shape((8, 64), I32)
+    queries: list[Any] = [shape((256, heads, dim), HALF) for dim in (512, 64)]
     arrays = (*queries, pages, shape((8,), I32), table, shape((9,), I32), shape((1,), I32))
     assert unsupported_latents(options, queries[0], pages, table) is None
     call = partial(latents.attend, options=options)

@@ -89,7 +89,8 @@ def test_slots_that_are_a_slice_are_an_array_of_their_own() -> None:
     pages, rows = pages_of(jnp.bfloat16, "v3"), shape((64, H, D), jnp.bfloat16)
 
     def update(pages: jax.Array, keys: jax.Array, values: jax.Array, step: jax.Array) -> jax.Array:
-        return kv_cache_update(pages, keys, values, step[1:])
+        written: jax.Array = kv_cache_update(pages, keys, values, step[1:])
+        return written
 
     done = gpu_aot.compile_for_gpu(update, pages, rows, rows, ids(65), donate=(0,))
     check(done, pages, 1)
