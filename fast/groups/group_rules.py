@@ -245,14 +245,14 @@ def _read_attention(
 ) -> None:
     for field in ("page_size", "num_kv_heads", "head_size", "sliding_window", "attention_chunk_size"):
         if hasattr(spec, field):
-            integer(f"{name}.{field}", getattr(spec, field), minimum=1, clause="MAN-7")
+            _read_size(f"{name}.{field}", getattr(spec, field))
     if getattr(spec, "head_size_v", None) is not None:
-        integer(f"{name}.head_size_v", getattr(spec, "head_size_v"), minimum=1, clause="MAN-7")  # noqa: B009
+        _read_size(f"{name}.head_size_v", getattr(spec, "head_size_v"))  # noqa: B009
     _read_dtype(f"{name}.dtype", spec.dtype)
 
 
 def _read_states(name: str, spec: MambaSpec) -> None:
-    integer(f"{name}.page_size", spec.page_size, minimum=1, clause="MAN-7")
+    _read_size(f"{name}.page_size", spec.page_size)
     if not isinstance(spec.mamba_cache_mode, str):
         raise refusal(TypeError, "R1", f"{name}.mamba_cache_mode={spec.mamba_cache_mode!r} must be a str")
     if spec.mamba_cache_mode not in ("none", "align"):
@@ -264,11 +264,16 @@ def _read_states(name: str, spec: MambaSpec) -> None:
         raise refusal(ValueError, "MAN-7", f"{name} has {len(shapes)} shapes and {len(dtypes)} dtypes")
     for shape in shapes:
         for size in listed(f"{name}.shapes", shape):
-            integer(f"{name}.shapes", size, minimum=1, clause="MAN-7")
+            _read_size(f"{name}.shapes", size)
     for dtype in dtypes:
         _read_dtype(f"{name}.dtypes", dtype)
     if spec.page_size_padded is not None:
-        integer(f"{name}.page_size_padded", spec.page_size_padded, minimum=spec.state_bytes, clause="MAN-7")
+        _read_size(f"{name}.page_size_padded", spec.page_size_padded, minimum=spec.state_bytes)
+
+
+def _read_size(name: str, size: object, minimum: int = 1) -> None:
+    """Refuses what is no size, and sizes that no snapshot holds (MAN-14)."""
+    integer(name, size, minimum=minimum, clause="MAN-7", below=2**63)
 
 
 def _read_dtype(name: str, dtype: object) -> None:

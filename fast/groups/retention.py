@@ -59,7 +59,9 @@ class Retention:
         self._eagle_units = [group.unit for group in groups if group.is_eagle]
         self._unit = lcm(*(group.unit for group in groups))
         self._serves_hits = pool.enable_caching and all(group.rule.publishes for group in groups)
-        self.interval = None if interval is None else integer("retention_interval", interval, clause="RET-1")
+        self.interval = (
+            None if interval is None else integer("retention_interval", interval, clause="RET-1", below=2**63)
+        )
         for group in groups:
             if self.interval is not None and self.interval % group.page_size:
                 raise refusal(

@@ -161,7 +161,7 @@ class SwappedRequests:
     __slots__ = ("by_id", "flights", "host", "next_id")
 
     def __init__(self, num_host_pages: int) -> None:
-        self.host = HostPages(integer("num_host_pages", num_host_pages))
+        self.host = HostPages(integer("num_host_pages", num_host_pages, below=2**63))
         self.by_id: dict[str, Swapped] = {}
         self.flights: dict[int, Flight] = {}
         self.next_id = 0

@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, ValuesView
 
 from kvproof.spec.declarations.page_calls import PageOwner
+from kvproof.spec.declarations.uncopied import Uncopied
 
 from .hashing import PageHashWithGroupId
 from .pages import PageList, page_list
@@ -44,7 +45,7 @@ class KeyMap:
                     del self.pages[key]
 
 
-class CachedMap(Mapping[PageHashWithGroupId, PageList]):
+class CachedMap(Uncopied, Mapping[PageHashWithGroupId, PageList]):
     """A pool's cached map, live and read-only: key to pages in the order in which they were cached (POOL-7).
 
     Each reading costs O(cached pages), and a digest for each page that has none yet.

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from .keys import PageHashWithGroupId
 from .reading import integer, refusal
+from .uncopied import Uncopied
 
 __all__ = ["OwnedQueue", "Page", "PageOwner", "PagesByGroup", "PooledPage", "require_page"]
 
@@ -186,7 +187,7 @@ def require_page(name: str, page: object) -> None:
         raise refusal(TypeError, "R1", f"{name}={page!r} must be a CachePage")
 
 
-class OwnedQueue:
+class OwnedQueue(Uncopied):
     """The calls of a free queue that a pool's refuses: the pool's own calls move its pages (POOL-2)."""
 
     __slots__ = ()

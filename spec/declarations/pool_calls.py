@@ -15,6 +15,9 @@ from .showing import ShownPool
 
 __all__ = ["PoolCalls"]
 
+_BEYOND = 2**63
+"""What numbers are below that a snapshot holds (MAN-14)."""
+
 
 class _KeyPart(Protocol):
     @property
@@ -73,10 +76,12 @@ class PoolCalls(ShownPool, metaclass=_Listed):
         self.enable_caching = flag("enable_caching", enable_caching)
         self.unhashed_first = flag("unhashed_first", options["unhashed_first"])
         self.enable_events = flag("enable_events", options["enable_events"])
-        self.counter_sampling = integer("counter_sampling", options["counter_sampling"], minimum=1)
-        self.max_pinned_pages = integer("max_pinned_pages", options["max_pinned_pages"])
+        self.counter_sampling = integer("counter_sampling", options["counter_sampling"], minimum=1, below=_BEYOND)
+        self.max_pinned_pages = integer("max_pinned_pages", options["max_pinned_pages"], below=_BEYOND)
         per_salt = options["max_pinned_pages_per_salt"]
-        self.max_pinned_pages_per_salt = None if per_salt is None else integer("max_pinned_pages_per_salt", per_salt)
+        self.max_pinned_pages_per_salt = (
+            None if per_salt is None else integer("max_pinned_pages_per_salt", per_salt, below=_BEYOND)
+        )
         self.eviction = read_policy(options["eviction"])
         self._make_parts(options["hash_seed"], options["hash_function"])
 

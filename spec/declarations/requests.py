@@ -1,6 +1,7 @@
 """What the cache reads of a request, and a minimal request class."""
 
 import enum
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .extra_keys import ExtraKey
+from .reading import shown
 
 __all__ = ["EngineRequest", "EngineRequestStatus", "Request", "SamplingParams", "SupportsPromptLogprobs"]
 
@@ -133,7 +135,9 @@ class Request:
         return self._buffer[: self.num_tokens]
 
     def append(self, token_id: int) -> None:
-        """Adds a generated token. O(1) amortised."""
+        """Adds a generated token, an int32. O(1) amortised."""
+        if not -(2**31) <= operator.index(token_id) < 2**31:
+            raise ValueError(f"token_id={shown(token_id)} must fit an int32")
         if self.num_tokens == len(self._buffer):
             grown = np.zeros(2 * self.num_tokens + 16, np.int32)
             grown[: self.num_tokens] = self._buffer

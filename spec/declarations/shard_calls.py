@@ -48,7 +48,7 @@ class ShardCalls(ShownShards, Generic[Pages]):
         placement: Placement = "cost",
         **options: Unpack[ManagerOptions],
     ) -> None:
-        self.num_shards = integer("num_shards", num_shards, minimum=1, clause="POOL-12")
+        self.num_shards = integer("num_shards", num_shards, minimum=1, clause="POOL-12", below=2**31)
         self.placement = read_placement(placement)
         if options["hash_seed"] is None:
             options["hash_seed"] = os.urandom(32)

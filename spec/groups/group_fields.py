@@ -18,19 +18,19 @@ def read_attention(spec: AttentionSpec) -> None:
     """Reads an attention group: its sizes must be at least 1, and numpy must know its dtype."""
     for name in _SIZES:
         if hasattr(spec, name):
-            integer(f"kv_cache_groups {name}", getattr(spec, name), minimum=1, clause="MAN-7")
+            _size(name, getattr(spec, name))
     head_size_v = getattr(spec, "head_size_v", None)
     if head_size_v is not None:
-        integer("kv_cache_groups head_size_v", head_size_v, minimum=1, clause="MAN-7")
+        _size("head_size_v", head_size_v)
     _read_dtype("dtype", spec.dtype)
 
 
 def read_states(spec: MambaSpec) -> None:
     """Reads a state group: a dtype for each shape, a known mode, no padded size below the state's (MAN-13)."""
-    integer("kv_cache_groups page_size", spec.page_size, minimum=1, clause="MAN-7")
+    _size("page_size", spec.page_size)
     shapes = [tuple(listed("kv_cache_groups shapes", shape)) for shape in listed("kv_cache_groups shapes", spec.shapes)]
     for size in (size for shape in shapes for size in shape):
-        integer("kv_cache_groups shapes", size, minimum=1, clause="MAN-7")
+        _size("shapes", size)
     dtypes = listed("kv_cache_groups dtypes", spec.dtypes)
     for dtype in dtypes:
         _read_dtype("dtypes", dtype)
@@ -42,7 +42,7 @@ def read_states(spec: MambaSpec) -> None:
     if mode not in ("none", "align"):
         raise refusal(ValueError, "MAN-13", f"kv_cache_groups mamba_cache_mode={mode!r} must be 'none' or 'align'")
     if spec.page_size_padded is not None:
-        padded = integer("kv_cache_groups page_size_padded", spec.page_size_padded, minimum=1, clause="MAN-7")
+        padded = _size("page_size_padded", spec.page_size_padded)
         if padded < spec.state_bytes:
             raise refusal(
                 ValueError,
@@ -62,6 +62,11 @@ def read_layers(layer_names: object) -> list[str]:
     if not layers:
         raise refusal(ValueError, "MAN-7", f"kv_cache_groups layer_names={layer_names!r} names no layer")
     return layers
+
+
+def _size(name: str, value: object) -> int:
+    """Reads a size: at least 1, and a number that a snapshot may hold (MAN-14)."""
+    return integer(f"kv_cache_groups {name}", value, minimum=1, clause="MAN-7", below=2**63)
 
 
 def _read_dtype(name: str, value: object) -> None:

@@ -37,7 +37,9 @@ class Retention:
         self._rules = rules
         self._unit = lcm(*(own.unit for own in rules))
         self._serves_hits = enable_caching and all(own.num_publishable(own.page_size) for own in rules)
-        self.interval = None if interval is None else integer("retention_interval", interval, clause="RET-1")
+        self.interval = (
+            None if interval is None else integer("retention_interval", interval, clause="RET-1", below=2**63)
+        )
         for own in rules:
             if self.interval is not None and self.interval % own.page_size:
                 raise refusal(

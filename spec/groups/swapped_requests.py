@@ -79,7 +79,7 @@ class SwappedRequests:
     """
 
     def __init__(self, num_host_pages: int) -> None:
-        self.num_host_pages = integer("num_host_pages", num_host_pages)
+        self.num_host_pages = integer("num_host_pages", num_host_pages, below=2**63)
         self.by_id: dict[str, Swapped] = {}
         self.flights: dict[int, Flight] = {}
         self.next_swap_id = 0

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kvproof import fast, spec
 from kvproof.conformance.replay.groups import read_groups
 from kvproof.spec.declarations import Request
 
@@ -27,6 +28,7 @@ WHOLE: dict[str, Callable[[ModuleType], Any]] = {
     "PageTable": lambda package: package.PageTable(2, 4, 8),
     "MultiGroupPageTable": lambda package: package.MultiGroupPageTable(2, 8, 8, [2, 4]),
     "FreeCachePageQueue": lambda package: package.FreeCachePageQueue([package.CachePage(1)]),
+    "PoolFreeQueue": lambda package: package.PagePool(4, True).free_page_queue,
 }
 
 COPIES: dict[str, Callable[[Any], Any]] = {
@@ -61,6 +63,7 @@ LARGE: dict[str, Callable[[ModuleType, int], Any]] = {
     "PagePool(num_pages)": lambda package, number: package.PagePool(number, True),
     "CacheManager(num_pages)": lambda package, number: package.CacheManager(number, [], 8),
     "ShardedCacheManager(num_pages)": lambda package, number: package.ShardedCacheManager(2, number, [], 8),
+    "ShardedCacheManager(num_shards)": lambda package, number: package.ShardedCacheManager(number, 4, [], 8),
     "PageTable(max_num_reqs)": lambda package, number: package.PageTable(number, 2, 2),
     "PageTable(max_num_pages_per_req)": lambda package, number: package.PageTable(2, number, 2),
     "PageTable(max_num_batched_tokens)": lambda package, number: package.PageTable(2, 2, number),
@@ -73,7 +76,7 @@ LARGE: dict[str, Callable[[ModuleType, int], Any]] = {
 @pytest.mark.parametrize("name", LARGE)
 def test_r1_sizes_are_below_2_to_the_31(package: ModuleType, name: str, number: int) -> None:
     """Ids of pages and numbers of rows are int32; nothing is allocated before that is looked at."""
-    with pytest.raises(ValueError, match=rf"={number} must be less than 2147483648 \[(POOL-1|R1)\]$"):
+    with pytest.raises(ValueError, match=rf"={number} must be less than 2147483648 \[(POOL-1|POOL-12|R1)\]$"):
         LARGE[name](package, number)
 
 
@@ -84,6 +87,66 @@ def test_r1_a_longest_request_is_an_int64(package: ModuleType) -> None:
     manager = manager_of(package, "mamba:2", 2**63 - 1)
     assert manager.allocate_slots(Request("a", [1, 2, 3]), 3, num_lookahead_tokens=2**70).get_page_ids() == ([1],)
     manager.check()
+
+
+def _group(package: ModuleType, kind: str, **fields: Any) -> Any:
+    """A cache group of pages of two tokens, but for some fields."""
+    usual: dict[str, Any] = {"page_size": 2, "num_kv_heads": 1, "head_size": 8, "dtype": "float32"}
+    if kind == "MambaSpec":
+        usual = {"page_size": 2, "shapes": ((4,),), "dtypes": ("float32",), "mamba_cache_mode": "align"}
+    return package.CacheGroupSpec(getattr(package, kind)(**(usual | fields)))
+
+
+NUMBERS: dict[str, Callable[[ModuleType, int], dict[str, Any]]] = {
+    **{
+        name: lambda _, number, name=name: {name: number}  # type: ignore[misc]
+        for name in ("num_host_pages", "counter_sampling", "max_pinned_pages", "max_pinned_pages_per_salt")
+    },
+    "retention_interval": lambda _, number: {"retention_interval": number},
+    "page_size": lambda package, number: {"groups": [_group(package, "FullAttentionSpec", page_size=number)]},
+    "num_kv_heads": lambda package, number: {"groups": [_group(package, "MLAAttentionSpec", num_kv_heads=number)]},
+    "head_size": lambda package, number: {"groups": [_group(package, "FullAttentionSpec", head_size=number)]},
+    "head_size_v": lambda package, number: {"groups": [_group(package, "FullAttentionSpec", head_size_v=number)]},
+    "sliding_window": lambda package, number: {"groups": [_group(package, "SlidingWindowSpec", sliding_window=number)]},
+    "attention_chunk_size": lambda package, number: {
+        "groups": [_group(package, "ChunkedLocalAttentionSpec", attention_chunk_size=number)]
+    },
+    "page_size of states": lambda package, number: {"groups": [_group(package, "MambaSpec", page_size=number)]},
+    "shapes": lambda package, number: {"groups": [_group(package, "MambaSpec", shapes=((number,),))]},
+    "page_size_padded": lambda package, number: {"groups": [_group(package, "MambaSpec", page_size_padded=number)]},
+}
+"""Options of a manager that a snapshot holds, with a number of any size."""
+
+
+@pytest.mark.parametrize("number", [2**31, 2**62, 2**63, 2**70])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_man_14_a_manager_that_can_be_made_is_restored_from_its_snapshot(
+    package: ModuleType, name: str, number: int
+) -> None:
+    """A number that no snapshot may hold is refused when the manager is to be made, by its name and value."""
+    given = {"groups": [_group(package, "FullAttentionSpec")], **NUMBERS[name](package, number)}
+    groups = given.pop("groups")
+    if number >= 2**63:
+        with pytest.raises(ValueError, match=rf"{name.split()[0]}={number} must be less than {2**63} \[[A-Z]+-?\d+\]$"):
+            package.CacheManager(20, groups, 100, **given)
+        return
+    manager = package.CacheManager(20, groups, 100, **given)
+    request = Request("a", list(range(9)))
+    manager.allocate_slots(request, 9)
+    for other in (spec, fast):
+        restored = other.CacheManager.restore(manager.snapshot(), [request])
+        restored.check()
+        assert restored.snapshot() == manager.snapshot()
+
+
+@pytest.mark.parametrize("token", [2**31, -(2**31) - 1, 2**70])
+def test_r1_a_token_that_is_appended_is_an_int32(token: int) -> None:
+    request = Request("a", [1])
+    with pytest.raises(ValueError, match=r"^token_id=.* must fit an int32$"):
+        request.append(token)
+    with pytest.raises(TypeError):
+        request.append(1.5)  # type: ignore[arg-type]
+    assert request.all_token_ids.tolist() == [1]
 
 
 class Used:
