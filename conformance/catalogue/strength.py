@@ -118,9 +118,9 @@ def find_bugs(names: Sequence[str], seed: int, jobs: int) -> Iterator[Finding]:
         yield from (find_bug(name, seed) for name in names)
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=ignore_interrupts) as pool:
-        with interrupts_kept():
-            ends = [pool.submit(find_bug, name, seed) for name in names]
         try:
+            with interrupts_kept():
+                ends = [pool.submit(find_bug, name, seed) for name in names]
             for end in as_completed(ends):
                 yield end.result()
         except BaseException:  # whoever ends this early does not wait for bugs that take minutes

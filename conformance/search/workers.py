@@ -131,7 +131,7 @@ class _Worker:
         self._process = context.Process(target=_serve, args=(task, theirs, memory))
         with interrupts_kept():
             self._process.start()
-        atexit.register(self._process.kill)
+            atexit.register(self._process.kill)
         theirs.close()
         self._task, self._board = task, Board(memory)
         self.names: list[str] = []

@@ -1,15 +1,20 @@
 """The suite's strength as the command tells it, and counterexamples that become short."""
 
 import json
+import os
+import signal
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
 
-from kvproof.conformance.backends.raising import Interrupted
+from kvproof.conformance.backends.raising import Interrupted, interruptible
 from kvproof.conformance.calls.deviation import is_call
-from kvproof.conformance.catalogue import SEEDED_BUGS, SERVED_BUGS
+from kvproof.conformance.catalogue import SEEDED_BUGS, SERVED_BUGS, strength
 from kvproof.conformance.catalogue.strength import Finding, Strength
 from kvproof.conformance.cli import main
 from kvproof.conformance.commands import strength as strength_command
@@ -52,6 +57,26 @@ def test_what_was_found_before_an_interruption_is_told(
     assert told.err.endswith("kvproof strength: interrupted; 1 of 2 seeded bugs are told\n")
 
 
+def test_who_interrupts_while_processes_are_started_does_not_wait_for_bugs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """^C that comes meanwhile is heard right after: a bug takes a quarter of a minute and more."""
+
+    class Pressed(ProcessPoolExecutor):
+        count = 0
+
+        def submit(self, *given: Any, **named: Any) -> Any:
+            submitted = super().submit(*given, **named)
+            self.count += 1
+            if self.count == 20:
+                os.kill(os.getpid(), signal.SIGINT)
+            return submitted
+
+    monkeypatch.setattr(strength, "ProcessPoolExecutor", Pressed)
+    began = time.monotonic()
+    with interruptible(signal.SIGINT), pytest.raises(Interrupted):
+        list(strength.find_bugs(["page_ids_of_16_bits", "heads_past_16_are_left_out"] * 20, 0, 2))
+    assert time.monotonic() - began < 20
+
+
 @pytest.mark.parametrize(
     "options",
     [["--bugs", "no_such_bug"], ["--bugs", ","], ["--jobs", "0"], ["--seed", "-1"], ["--json", "/no/such/folder/file"]],
@@ -67,8 +92,8 @@ def test_bad_input_is_one_line(options: list[str], capsys: pytest.CaptureFixture
 def test_sums_are_over_what_was_caught() -> None:
     caught = [Finding(name, 1, "R1", "pool", calls, (), 1, 0.5, 2.0) for name, calls in (("a", 2), ("b", 5))]
     missed = Finding("c", 2, "", "", 0, (), 9, 3.0, 3.0)
-    strength = Strength((*caught, missed))
-    assert (strength.caught, strength.median_calls, strength.longest_calls, strength.seconds) == (2, 3.5, 5, 7.0)
+    found = Strength((*caught, missed))
+    assert (found.caught, found.median_calls, found.longest_calls, found.seconds) == (2, 3.5, 5, 7.0)
     assert Strength((missed,)).median_calls == 0
 
 
