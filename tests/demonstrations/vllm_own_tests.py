@@ -3,7 +3,8 @@
 By hand, and not in CI: it needs vLLM 0.33.0 (CONFORMANCE.md says how to install it, and to get its sources, as its
 wheel has no tests), ``pip install pytest pytest-asyncio tblib einops``, and the configurations of the models that the
 tests name (OPT-125m and 350m, LLaVA 1.5 7B), from the Hugging Face Hub or its cache; with the cache and without a
-network set ``HF_HUB_OFFLINE=1``, else each test waits for the Hub until it gives up. Then::
+network set ``HF_HUB_OFFLINE=1``, else each test waits for the Hub until it gives up; and a configuration must name its
+``dtype``, else each test looks for the model's weights and waits two seconds. Then::
 
     python -m tests.demonstrations.vllm_own_tests CHECKOUT      # some minutes
 
