@@ -1,14 +1,16 @@
-"""tpu-inference 0.32.0, unmodified and on the CPU: its block tables, and the references of its attention kernels.
+"""tpu-inference 0.32.0, unmodified and on the CPU: its block tables, its attention kernel v2, and the reference of v3.
 
-The tables are under our names and otherwise as they are. ``ref_ragged_paged_attention`` of the kernels v2 and v3 is
-what its own tests hold the kernels to: v2 reads a cache of rows, v3 writes a cache of packed rows and attends. A
-reference gives rows for the tokens there are; the rest are zeros here. Queries of v2 are padded with zeros to the width
-of the cache's rows, and results are cut.
+The tables are under our names and otherwise as they are. The kernel v2, which reads a cache of rows, is interpreted as
+a program of XLA's. v3, which writes a cache of packed rows and attends, can't be: what is looked at is
+``ref_ragged_paged_attention``, which its own tests hold it to. Rows of no token are zeros here. Queries of v2 are padded
+with zeros to the width of the cache's rows, and results are cut.
 """
 
 import os
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -130,7 +132,7 @@ _CALLS = frozenset({"move_row", "swap_row", "commit", "clear"})
 
 
 def kvproof_takes_setup(function: str, setup: Any) -> bool:
-    """Whether a reference takes what a setup describes: its layout, float32 or bfloat16, its own options.
+    """Whether a function takes what a setup describes: its layout, float32 or bfloat16, its own options.
 
     Args:
         function: the name of the function.
@@ -156,19 +158,27 @@ def ragged_paged_attention(
     k_scale: float | None = None,
     v_scale: float | None = None,
 ) -> Any:
-    """The reference of v2 by our names; see ``kvproof.spec.ragged_paged_attention``."""
-    jnp = kvproof_made_for.module("jax.numpy")
+    """The kernel v2 by our names, blocks of two pages; see ``kvproof.spec.ragged_paged_attention``.
+
+    All queries are in one block: what the kernel hands from one block of queries to the next, in an argument that it
+    changes (``seq_buf_idx_ref``), the interpreter forgets.
+    """
+    jnp, pallas = kvproof_made_for.module("jax.numpy"), kvproof_made_for.module("jax.experimental.pallas")
+    attend = _module("kernels.ragged_paged_attention.v2.kernel").ragged_paged_attention
     wide = np.zeros((*queries.shape[:2], kv_pages.shape[-1]), queries.dtype)
     wide[..., : queries.shape[2]] = queries
-    out = _module("kernels.ragged_paged_attention.v2.kernel").ref_ragged_paged_attention(
-        *map(jnp.asarray, (wide, kv_pages, kv_lens, page_table, cu_q_lens, num_seqs)),
-        sm_scale=queries.shape[2] ** -0.5 if scale is None else scale,
-        sliding_window=window,
-        soft_cap=soft_cap,
-        k_scale=k_scale,
-        v_scale=v_scale,
-    )
-    return _padded(out, queries)
+    with mock.patch.object(pallas, "pallas_call", partial(pallas.pallas_call, interpret=True)):
+        out = attend(
+            *map(jnp.asarray, (wide, kv_pages, kv_lens, page_table, cu_q_lens, num_seqs)),
+            sm_scale=queries.shape[2] ** -0.5 if scale is None else scale,
+            sliding_window=window,
+            soft_cap=soft_cap,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            num_kv_pages_per_block=min(2, page_table.shape[1]),
+            num_queries_per_block=max(len(queries), 1),
+        )
+    return _padded(out[: cu_q_lens[num_seqs[0]]], queries)
 
 
 def fused_ragged_paged_attention(
