@@ -2,8 +2,8 @@
 
 The tables are under our names and otherwise as they are. The kernel v2, which reads a cache of rows, is interpreted as
 a program of XLA's. v3, which writes a cache of packed rows and attends, can't be: what is looked at is
-``ref_ragged_paged_attention``, which its own tests hold it to. Rows of no token are zeros here. Queries of v2 are padded
-with zeros to the width of the cache's rows, and results are cut.
+``ref_ragged_paged_attention``, which its own tests hold it to. Rows of no token are zeros here. Queries of v2 are
+padded with zeros to the width of the cache's rows, and results are cut.
 """
 
 import os
