@@ -419,11 +419,7 @@ POOL = Table(
     ),
     inner={
         "check": "what a backend says of itself; run with every state",
-        "withdraw": "a manager's own: pages of a rewound request lose their hashes",
-        "give_back": "a manager's own: pages of a request that its policy has learned of",
         "eviction_counters": "what the policy has seen; what follows of it is the order of free pages",
     }
-    | dict.fromkeys(("key_of_page", "ref_count", "set_ref_count"), "what the views of its pages read and set")
-    | dict.fromkeys(("hash_function", "none_hash", "now"), "how it was made, and how late it is")
-    | dict.fromkeys(("state", "restore_cached", "restore_held", "restore_log"), "its part of a manager's snapshot"),
+    | dict.fromkeys(("hash_function", "none_hash", "now"), "how it was made, and how late it is"),
 )
