@@ -47,7 +47,7 @@ _GROUPS = (
 )
 
 _KEEPING = ("full", "mla", "full full", "full window")
-"""Groups whose prefixes are hit whatever steps they were computed in, so that many requests share them."""
+"""Groups whose prefixes are hit however their steps were cut, so that many requests share them."""
 
 _GIVING_BACK = ("window", "chunk", "full window", "full chunk")
 

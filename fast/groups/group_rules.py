@@ -272,7 +272,7 @@ def _read_states(name: str, spec: MambaSpec) -> None:
 
 
 def _read_size(name: str, size: object, minimum: int = 1) -> None:
-    """Refuses what is no size, and sizes that no snapshot holds (MAN-14)."""
+    """Refuses a size that is no int, is too small, or does not fit into a snapshot (MAN-14)."""
     integer(name, size, minimum=minimum, clause="MAN-7", below=2**63)
 
 

@@ -9,6 +9,7 @@ from ..options import AttentionOptions
 from ..ragged import clean_table, owners, ragged
 from .geometry import ROWS, Geometry
 from .schedule import decode_items, most_extras, prefill_blocks
+from .sinks import sink_rows
 
 __all__ = ["attend"]
 
@@ -70,7 +71,8 @@ def attend(
     decoding = decode_items(batch, starts, table, num_heads=heads, extras=extras, tiles=single.tiles, options=options)
     alone = batch.q_lens == 1
     parts = decode_parts(rows, pages, table, decoding.items, geometry=single, options=options, interpret=interpret)
-    sums = (decoding.begins, decoding.counts, sinks)
+    scores = None if sinks is None else sink_rows(sinks, single, options)
+    sums = (decoding.begins, decoding.counts, scores)
     decoded = combine(parts, *sums, geometry=single, options=options, interpret=interpret)
     out = jnp.where((owned & alone[owner])[:, None, None], decoded[owner], jnp.zeros((), queries.dtype))
     if num_tokens < 2:

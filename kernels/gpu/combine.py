@@ -14,13 +14,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from ..dispatch import kernel_output
-from ..options import AnyOptions, AttentionOptions
+from ..options import AnyOptions
 from ..score_units import exponent_unit
 from .geometry import ROWS, Geometry, LatentGeometry, itemsize_of, swizzle_of
 from .launch import Interpret, launch, memory
 from .products import Warpgroup, by_row, commit
 from .schedule import MULTIPROCESSORS
-from .sinks import sink_rows
 from .walk import LOWEST, Sums
 
 __all__ = ["Parts", "combine"]
@@ -54,7 +53,7 @@ def combine(
     parts: Parts,
     begins: jax.Array,  # i32[S]
     counts: jax.Array,  # i32[S]
-    sinks: jax.Array | None,  # f32[Hq]
+    sinks: jax.Array | None,  # f32[H, rows]
     *,
     geometry: Geometry | LatentGeometry,
     options: AnyOptions,
@@ -68,7 +67,7 @@ def combine(
         parts: what `decode_parts` gave for the items of a `Decoding`.
         begins: `i32[S]`, those of the `Decoding`.
         counts: `i32[S]`, those of the `Decoding`.
-        sinks: `f32[Hq]` or None, as over latents.
+        sinks: `f32[H, rows]`, as `sink_rows` makes them, or None.
         geometry: the shapes.
         options: the options.
         interpret: None, or the parameters of the interpreter.
@@ -84,9 +83,8 @@ def combine(
     unit = exponent_unit(options)
     group = Warpgroup(interpret is not None, itemsize_of(geometry.dtype), swizzled=True)
     inputs = [begins, counts, *parts]
-    if sinks is not None and isinstance(geometry, Geometry) and isinstance(options, AttentionOptions):
-        own = sink_rows(sinks, geometry, options).reshape(-1)
-        inputs.append(jnp.pad(own, (0, blocks * ROWS - part_rows)))
+    if sinks is not None:
+        inputs.append(jnp.pad(sinks.reshape(-1), (0, blocks * ROWS - part_rows)))
 
     def body(*refs: Any, through: Any) -> None:
         first_of, count_of, mixed, tops, totals, *sink_scores, out = refs

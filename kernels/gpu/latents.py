@@ -160,10 +160,8 @@ def decode_parts(
         in_roles(item, wg, partial(_produce, copied=1), consume)
 
     grid = {"item": count, "head": heads}
-    scratch, inputs = (
-        _scratch(geometry, 1, interpret is not None),
-        (items, table, queries, rotary_queries, latent_pages),
-    )
+    scratch = _scratch(geometry, 1, interpret is not None)
+    inputs = (items, table, queries, rotary_queries, latent_pages)
     return Parts(*launch(body, scratch, out_type, grid, *inputs, name="paged_latents", interpret=interpret))
 
 
@@ -200,13 +198,9 @@ def finished(
 
     def body(*refs: Any, **scratch: Any) -> None:
         *given, first, end, out = refs
-        index, head, wg = (
-            count - 1 - jax.lax.axis_index("block"),
-            jax.lax.axis_index("head"),
-            jax.lax.axis_index(THREAD),
-        )
+        block, head, wg = (jax.lax.axis_index(name) for name in ("block", "head", THREAD))
         inputs, own = _inputs(*given)._replace(first=first, end=end), Scratch(**scratch)
-        item: Item[LatentGeometry] = Item(geometry, options, inputs, own, group, index, head)
+        item: Item[LatentGeometry] = Item(geometry, options, inputs, own, group, count - 1 - block, head)
 
         def consume(item: Item[LatentGeometry]) -> None:
             sums = _consume(item, wg)
@@ -265,7 +259,7 @@ def _by_block(
 
 
 def _scratch(geometry: LatentGeometry, copied: int, emulated: bool) -> dict[str, Any]:
-    """The memory of a block of so many queries, by the names of `Scratch`."""
+    """The memory of a block with a number of queries, by the names of `Scratch`."""
     tiles, stages, dtype = geometry.tiles, geometry.stages, jnp.dtype(geometry.dtype)
 
     def tile(*shape: int) -> Any:

@@ -97,7 +97,7 @@ def events_from_msgpack(message: bytes) -> list[CacheEvent]:
 
 
 def _is_ours(named: object) -> bool:
-    """Whether a batch says that it is of our format, of whatever version."""
+    """Whether a batch says that it is of our format, in any version."""
     return isinstance(named, list) and named[:1] == _FORMAT[:1] and len(named) > 1 and type(named[1]) is int
 
 

@@ -104,7 +104,7 @@ def test_a_radix_tree_conforms_at_level_safe() -> None:
 
 @pytest.mark.parametrize("backend", [RADIX, ORDERED], ids=["a manager that shows no pool", "page objects"])
 def test_every_machine_of_a_check_takes_another_design(backend: Backend) -> None:
-    """Each that the backend offers enough for, whatever it is about: none asks for a part that it need not have."""
+    """Every machine that the backend offers enough for: none asks for a part that a backend may lack."""
     ran = [machine.name for machine in machines_for(CLAUSES, level="safe") if not machine.missing(backend)]
     assert {"secrets", "safe-manager"} <= set(ran)
     for name in ran:

@@ -75,8 +75,10 @@ def main() -> None:
     again = _answered(publisher, subscriber)
     agreed.append(_agree(f"live to {start}, then {len(again)} replayed", [*live[:start], *again], wanted))
     subscriber.request_replay(0)
-    anew = _answered(publisher, subscriber)
-    agreed.append(_agree(f"{len(anew)} in place of {publisher.num_dropped} that are not kept", anew, wanted))
+    told_again = _answered(publisher, subscriber)
+    agreed.append(
+        _agree(f"{len(told_again)} in place of {publisher.num_dropped} that are not kept", told_again, wanted)
+    )
     subscriber.close()
 
     _wait(said, "Received event batch", publisher.num_sent)
@@ -92,7 +94,7 @@ def main() -> None:
 
 
 def _wait(said: Path, what: str, count: int) -> None:
-    """Waits until a text was said so many times, or a minute."""
+    """Waits until a text was printed a number of times, a minute at most."""
     end = time.monotonic() + 60
     while said.read_text().count(what) < count and time.monotonic() < end:
         time.sleep(0.1)

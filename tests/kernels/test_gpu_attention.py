@@ -13,6 +13,7 @@ pytest.importorskip("absl", reason="absl-py, which Mosaic GPU needs, is not inst
 
 from kvproof.kernels.gpu import attention, combine, interpreted, walk
 from kvproof.kernels.gpu.geometry import CONSUMERS, ROWS, Geometry
+from kvproof.kernels.gpu.sinks import sink_rows
 from kvproof.kernels.gpu.walk import LOWEST
 from kvproof.kernels.layout import CacheLayout
 from kvproof.kernels.options import AttentionOptions
@@ -71,7 +72,7 @@ def test_parts_are_put_together_by_their_own_sequences(heads: int, group: int, d
 
     def put_together(*arrays: jax.Array) -> jax.Array:
         *parts, first, count, scores = arrays
-        return call(combine.Parts(*parts), first, count, scores if sunk else None)
+        return call(combine.Parts(*parts), first, count, sink_rows(scores, geometry, options) if sunk else None)
 
     done = interpreted.run(put_together, *map(jnp.asarray, [*padded, begins, counts, sinks]))
     out = done.output.astype(np.float64)
