@@ -69,7 +69,7 @@ class Interrupted(Ending, KeyboardInterrupt):
 
 
 @contextlib.contextmanager
-def interruptible(*signals: signal.Signals) -> Iterator[None]:
+def interruptible(*signals: signal.Signals, once: bool = False) -> Iterator[None]:
     """Within, signals raise `Interrupted`, but for those that are ignored.
 
     Modules that are being imported are imported first: compiled ones that are broken off may end the interpreter, and
@@ -78,14 +78,25 @@ def interruptible(*signals: signal.Signals) -> Iterator[None]:
 
     Args:
         signals: the signals.
+        once: whether only the first of them does; a second one, which would lose what the first is to tell, is ignored.
     """
+    interrupted = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        if once and interrupted:
+            return
+        if _may_interrupt(number, frame):
+            interrupted = True
+            raise Interrupted
+
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in signals}
     for number, handler in before.items():
         if handler not in (signal.SIG_IGN, None):
-            signal.signal(number, _interrupt)
+            signal.signal(number, interrupt)
     try:
         yield
     finally:
@@ -105,7 +116,8 @@ def _is_importing(frame: FrameType | None) -> bool:
     return any(found.f_code.co_filename.startswith("<frozen importlib") for found, _ in traceback.walk_stack(frame))
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _may_interrupt(number: int, frame: FrameType | None) -> bool:
+    """Whether a signal may raise where it came; else it is sent again soon."""
     if not _waiting_since:
         _waiting_since.append(time.monotonic())
     waits = time.monotonic() - _waiting_since[0] < _PATIENCE
@@ -113,10 +125,10 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
         again = threading.Timer(_AGAIN, os.kill, (os.getpid(), number))
         again.daemon = True
         again.start()
-        return
+        return False
     _waiting_since.clear()
     _came.append(number)
-    raise Interrupted
+    return True
 
 
 def was_interrupted() -> bool:

@@ -245,11 +245,11 @@ def _serve(task: Task, connection: "Connection[Any, Any]", memory: Any) -> None:
     """What the process does: it runs the machines that it is given, until it is given none."""
     board = Board(memory)
     ignore_interrupts()
-    # The second of two signals, from the terminal and from who started this, comes while what was found is sent.
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: None)  # outside of what is interruptible, as below
     os.dup2(2, 1)  # what a backend prints goes where errors go: the report stays readable
     try:
-        with interruptible(signal.SIGTERM):
+        # A second signal may come, as the group gets one and who started this sends one: what was found is told first.
+        with interruptible(signal.SIGTERM, once=True):
             _run_machines(task, connection, board)
     except (BackendError, SpecificationError) as error:
         connection.send(error)

@@ -188,6 +188,22 @@ def test_an_import_is_ended_before_a_signal_interrupts(folder: Path, monkeypatch
     assert time.monotonic() - began < 5
 
 
+def test_a_second_signal_loses_nothing_of_what_the_first_one_told() -> None:
+    """The group gets a signal, and who started the processes sends one: the second came before the first was out."""
+
+    def tells() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except Interrupted as first:
+            first.reports.append("found so far")
+            os.kill(os.getpid(), signal.SIGINT)
+            raise
+
+    with interruptible(signal.SIGINT, once=True), pytest.raises(Interrupted) as ended:
+        tells()
+    assert ended.value.reports == ["found so far"]
+
+
 def test_a_machine_that_is_interrupted_tells_what_it_found() -> None:
     class Interrupting(fast.PagePool):
         calls = 0
