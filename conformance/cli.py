@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from kvproof import __version__
 
 from .backends.raising import interruptible, was_interrupted
-from .console.exit_status import COULD_NOT_RUN
+from .console.exit_status import COULD_NOT_RUN, CannotRunError, could_not_run
 from .console.named import did_you_mean
 from .console.terminal import Unheard
 
@@ -113,7 +113,10 @@ def _run(command: str | None, arguments: Sequence[str]) -> int:
             chosen.error(f"unrecognized arguments: {said}")
     except SystemExit as end:  # argparse has printed why
         return end.code if isinstance(end.code, int) else COULD_NOT_RUN
-    status: int = parsed.func(parsed)
+    try:
+        status: int = parsed.func(parsed)
+    except CannotRunError as error:
+        status = could_not_run(str(command), str(error))
     return status
 
 

@@ -12,6 +12,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from ..console.exit_status import CannotRunError
 from ..console.named import did_you_mean
 from .capabilities import CAPABILITIES, unknown_capabilities
 from .raising import IN_THE_CALL, Ending, frames, prints_apart
@@ -21,7 +22,7 @@ __all__ = ["DEFAULT_BACKEND", "Backend", "BackendError", "load_backend", "takes_
 DEFAULT_BACKEND = "kvproof.fast"
 
 
-class BackendError(Exception):
+class BackendError(CannotRunError):
     """A backend cannot be had; the message is one line that says which and why."""
 
 

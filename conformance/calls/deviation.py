@@ -8,6 +8,7 @@ from typing import Any
 from kvproof.spec.clauses import clause_of_message
 
 from ..backends.raising import Ending
+from ..console.exit_status import CannotRunError
 from .datum import Call
 
 __all__ = [
@@ -59,7 +60,7 @@ class TracedStep:
     made: list["TracedStep | None"] = field(default_factory=list, repr=False, compare=False)
 
 
-class SpecificationError(Exception):
+class SpecificationError(CannotRunError):
     """The specification raised an error that is not a refusal: its own fault, not the backend's."""
 
 

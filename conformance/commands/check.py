@@ -17,11 +17,10 @@ from rich.console import Console
 from ..adapters.peers import unknown_version
 from ..backends.loading import Backend, BackendError, load_backend
 from ..backends.raising import Interrupted, prints_apart
-from ..calls.deviation import SpecificationError
-from ..console.exit_status import COULD_NOT_RUN, DEVIATES, FINE, could_not_run
-from ..console.named import BadInputError
+from ..console.exit_status import COULD_NOT_RUN, DEVIATES, FINE, CannotRunError
 from ..console.terminal import visible
-from ..emitting import EmitError, write_test
+from ..console.writing import require_writable, write_file
+from ..emitting import write_test
 from ..machines import Machine
 from ..report.coverage import coverage_json, coverage_lines, coverage_of
 from ..report.document import as_json
@@ -29,10 +28,9 @@ from ..report.junit import junit_xml
 from ..report.redacting import redacted
 from ..report.redaction import Redaction
 from ..report.text import print_report
-from ..report.xfails import XfailsError
 from ..search.runner import MachineReport, Report, run
-from ..search.workers import Task, WorkerError, run_in_workers
-from .check_options import Options, add_options, be_writable, in_order, read_options, write
+from ..search.workers import Task, run_in_workers
+from .check_options import Options, add_options, in_order, read_options
 from .deep import DeepRun, Failure, resumed
 
 __all__ = ["DEVICES", "run_check", "set_up"]
@@ -88,16 +86,8 @@ def run_check(arguments: argparse.Namespace) -> int:
     Returns:
         The exit status: 0 no deviation but expected ones, 1 the backend deviates, 2 could not run.
     """
-    try:
-        options = read_options(arguments)
-        be_writable(arguments.json, arguments.junit, arguments.state)  # better known now than after a minute
-        return _run(options)
-    except (BadInputError, XfailsError, BackendError, SpecificationError, WorkerError) as error:
-        return could_not_run("check", str(error))
-
-
-def _run(options: Options) -> int:
-    given = options.given
+    options, given = read_options(arguments), arguments
+    require_writable(given.json, given.junit, given.state)  # better known now than after a minute
     os.environ.setdefault("XLA_FLAGS", DEVICES)
     backend = load_backend(given.backend, options.without)
     warning = unknown_version(backend)
@@ -202,17 +192,17 @@ def _tell(options: Options, report: Report, backend: Backend, console: Console) 
     for line in ["", *coverage_lines(covered)] if given.coverage else ():
         console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
     if given.xfails_update:
-        write(given.xfails, xfails.updated(report))
+        write_file(given.xfails, xfails.updated(report))
     else:
         for line in xfails.stale(report):
             print(f"kvproof check: {visible(line)}", file=sys.stderr)
-    write(given.json, json.dumps(as_json(report, xfails) | {"coverage": coverage_json(covered)}, indent=1) + "\n")
-    write(given.junit, junit_xml(report, xfails))
+    write_file(given.json, json.dumps(as_json(report, xfails) | {"coverage": coverage_json(covered)}, indent=1) + "\n")
+    write_file(given.junit, junit_xml(report, xfails))
     if given.emit is not None and report.deviates:
         try:
             for line in write_test(given.emit, scripts):
                 print(f"kvproof check: {visible(line)}", file=sys.stderr)
-        except EmitError as error:
+        except CannotRunError as error:
             print(f"kvproof check: {visible(str(error))}", file=sys.stderr)
     return DEVIATES if xfails.unexpected(report) and not given.xfails_update else FINE
 

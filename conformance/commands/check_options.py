@@ -12,13 +12,12 @@ from kvproof.spec.clauses import CLAUSES, SOUND
 from ..backends.capabilities import CAPABILITIES
 from ..backends.levels import CHECK_LEVELS, LEVELS, Level
 from ..console.named import BadInputError, chosen
-from ..console.writing import require_writable, write_file
 from ..machines import EVERY_MACHINE, EXHAUSTIVE, MACHINES, ON_REQUEST, Machine
 from ..report.xfails import Xfails, read_xfails
 from ..search.profiles import PROFILES
 from ..search.runner import Search, machines_for
 
-__all__ = ["Options", "add_options", "be_writable", "in_order", "read_options", "write"]
+__all__ = ["Options", "add_options", "in_order", "read_options"]
 
 _MOST_SEED = 2**64
 
@@ -210,31 +209,3 @@ def _deviated_before(given: argparse.Namespace) -> tuple[str, ...]:
 def in_order(machines: Sequence[type[Machine]], before: Sequence[str]) -> list[type[Machine]]:
     """The machines in the order in which they run: those that found deviations in an earlier report come first."""
     return sorted(machines, key=lambda machine: machine.name not in before)
-
-
-def be_writable(*files: str | None) -> None:
-    """Finds out before the work whether files can be written after it.
-
-    Raises:
-        BadInputError: one of them cannot.
-    """
-    for file in files:
-        if file is not None:
-            try:
-                require_writable(file)
-            except OSError as error:
-                raise BadInputError(f"{file}: {error.strerror or error}") from error
-
-
-def write(file: str | None, text: str) -> None:
-    """Writes a file, where one is asked for.
-
-    Raises:
-        BadInputError: it cannot be written.
-    """
-    if file is None:
-        return
-    try:
-        write_file(file, text)
-    except OSError as error:
-        raise BadInputError(f"{file}: {error.strerror or error}") from error

@@ -12,8 +12,8 @@ from rich.text import Text
 from kvproof.spec.clauses import CLAUSES
 
 from ..catalogue import SEEDED_BUGS, SERVED_BUGS
-from ..console.exit_status import FINE, could_not_run
-from ..console.named import did_you_mean
+from ..console.exit_status import FINE
+from ..console.named import BadInputError, did_you_mean
 from ..console.writing import write_file
 from ..machines import MACHINES
 from ..machines.properties import declared_clauses
@@ -94,7 +94,10 @@ def run_clauses(arguments: argparse.Namespace) -> int:
     """Lists the clauses as asked.
 
     Returns:
-        The exit status: 0, or 2 where the list could not be written.
+        The exit status: 0.
+
+    Raises:
+        CannotRunError: there is no such clause, or the list could not be written.
     """
     clauses = clause_list()
     if arguments.labels:
@@ -102,7 +105,7 @@ def run_clauses(arguments: argparse.Namespace) -> int:
         strange = [label for label in arguments.labels if label not in known]
         if strange:
             meant = did_you_mean(strange[0], known)
-            return could_not_run("clauses", f"there is no clause {strange[0]}{meant or '; kvproof clauses lists them'}")
+            raise BadInputError(f"there is no clause {strange[0]}{meant or '; kvproof clauses lists them'}")
         clauses = [entry for entry in clauses if {entry["clause"], family_of(entry["clause"])} & {*arguments.labels}]
     if arguments.json is None:
         _print(clauses, Console(emoji=False), bool(arguments.labels))
@@ -111,10 +114,7 @@ def run_clauses(arguments: argparse.Namespace) -> int:
     if arguments.json == "-":
         print(text, end="")
         return FINE
-    try:
-        write_file(arguments.json, text)
-    except OSError as error:
-        return could_not_run("clauses", f"{arguments.json}: {error.strerror or error}")
+    write_file(arguments.json, text)
     return FINE
 
 

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from ..console.named import BadInputError
+from ..console.writing import write_file
 from ..report.document import header, machine_from_json, machine_json
 from ..report.redacting import redacted
 from ..report.redaction import Redaction
 from ..report.verdicts import MachineReport, Report
-from .check_options import Options, write
+from .check_options import Options
 
 __all__ = ["DeepRun", "Failure", "resumed", "round_seed"]
 
@@ -88,12 +89,12 @@ class DeepRun:
             The deviations that no round before has seen, those left out that are expected.
 
         Raises:
-            BadInputError: the file cannot be written.
+            CannotRunError: the file cannot be written.
         """
         new = self.add_part(reports)
         self.rounds += 1
         self.seconds += seconds
-        write(self.options.given.state, json.dumps(self._document(), indent=1) + "\n")
+        write_file(self.options.given.state, json.dumps(self._document(), indent=1) + "\n")
         return new
 
     def add_part(self, reports: Sequence[MachineReport]) -> list[Failure]:

@@ -4,7 +4,7 @@ import argparse
 import inspect
 
 from ..backends import demo
-from ..console.exit_status import COULD_NOT_RUN, DEVIATES, FINE, could_not_run
+from ..console.exit_status import COULD_NOT_RUN, DEVIATES, FINE, CannotRunError
 from .check import set_up as set_up_check
 
 __all__ = ["run", "set_up"]
@@ -30,7 +30,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Shows the pool, checks it, says what comes next.
 
     Returns:
-        The exit status: 0 where the mistake was found, 2 where the check could not run.
+        The exit status: 0 where the mistake was found, 2 where the check was interrupted.
+
+    Raises:
+        CannotRunError: the check could not run, or did not find it.
     """
     del arguments
     print(f"A pool with a mistake:\n\n{inspect.getsource(demo.PagePool)}\n$ kvproof {_WORDS}")
@@ -41,4 +44,6 @@ def run(arguments: argparse.Namespace) -> int:
     if status == COULD_NOT_RUN:
         return status
     print(_NEXT, end="")
-    return FINE if status == DEVIATES else could_not_run("demo", "the mistake was not found: the suite has a fault")
+    if status != DEVIATES:
+        raise CannotRunError("the mistake was not found: the suite has a fault")
+    return FINE

@@ -20,7 +20,7 @@ from ..oracle.judging import Judgement, Plan, judge
 from ..oracle.relations import RELATIONS
 from ..oracle.replaying import SIZES, replay_script, subject_of
 from ..oracle.scripts import Script, script_from_json
-from ..oracle.subjects import CAPABILITIES, Subject, UnusableError
+from ..oracle.subjects import CAPABILITIES, Subject
 from ..oracle.telling import as_json, lines, test_source
 
 __all__ = ["EPILOG", "OF_ENGINES", "add_options", "run"]
@@ -80,18 +80,11 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         The exit status: 0 nothing contradicts, 1 something does, 2 it could not be judged, or not to the end.
     """
-    try:
-        plan = _plan(args)
-        scripts = None if args.script is None else _scripts(args.script)
-        for file in (args.json, args.emit):
-            if file is not None:
-                require_writable(file)
-        known = {name: getattr(args, name) for name in SIZES} | {"adapters": _adapters(args.adapters)}
-        subject = subject_of(args.engine, args.url, args.timeout, args.served_model, **known)
-    except (BadInputError, UnusableError) as error:
-        return could_not_run("serve-check", str(error))
-    except OSError as error:
-        return could_not_run("serve-check", f"{error.filename or args.json or args.emit}: {error.strerror or error}")
+    plan = _plan(args)
+    scripts = None if args.script is None else _scripts(args.script)
+    require_writable(args.json, args.emit)
+    known = {name: getattr(args, name) for name in SIZES} | {"adapters": _adapters(args.adapters)}
+    subject = subject_of(args.engine, args.url, args.timeout, args.served_model, **known)
     try:
         if scripts is not None:
             return _replay(args, subject, scripts, plan)
@@ -140,6 +133,8 @@ def _scripts(file: Path) -> list[tuple[Script, float | None]]:
             found = [script_from_json(one.get("script")) for one in document["deviations"] if isinstance(one, dict)]
             return [(script, bound if isinstance(bound, int | float) else None) for script in found]
         return [(script_from_json(document), None)]
+    except OSError as error:
+        raise BadInputError(f"{file}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise BadInputError(f"--script {file}: {error}") from error
 
@@ -164,13 +159,9 @@ def _judge(args: argparse.Namespace, subject: Subject, plan: Plan, known: dict[s
     again = _command(args, plan)
     for line in lines(judgement, again):
         console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
-    try:
-        if args.json is not None:
-            write_file(args.json, json.dumps(as_json(judgement), indent=1) + "\n")
-        if args.emit is not None and judgement.deviations:
-            write_file(args.emit, test_source(judgement, _arguments(args, plan, known), again))
-    except OSError as error:
-        return could_not_run("serve-check", f"{error.filename}: {error.strerror or error}")
+    write_file(args.json, json.dumps(as_json(judgement), indent=1) + "\n")
+    if args.emit is not None and judgement.deviations:
+        write_file(args.emit, test_source(judgement, _arguments(args, plan, known), again))
     if judgement.ended:
         could_not_run("serve-check", judgement.ended)
     if interrupted:
@@ -185,10 +176,7 @@ def _replay(args: argparse.Namespace, subject: Subject, scripts: list[tuple[Scri
     status = FINE
     for number, (script, bound) in enumerate(scripts):
         given = args.tolerance if args.tolerance is not None else bound
-        try:
-            found = replay_script(subject, script, given if given is not None else _BOUND, plan.insisted)
-        except UnusableError as error:
-            return could_not_run("serve-check", str(error))
+        found = replay_script(subject, script, given if given is not None else _BOUND, plan.insisted)
         print(visible(f"script {number}: {found or 'nothing contradicts'}"))
         status = DEVIATES if found else status
     return status

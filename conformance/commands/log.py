@@ -6,8 +6,7 @@ import sys
 
 from kvproof.spec.clauses import CLAUSES
 
-from ..backends.loading import BackendError
-from ..console.exit_status import DEVIATES, FINE, could_not_run
+from ..console.exit_status import DEVIATES, FINE
 from ..console.named import words_of
 from ..console.writing import require_writable, write_file
 from ..log.format import LogError
@@ -23,28 +22,21 @@ def run(args: argparse.Namespace) -> int:
     """Replays the log that the command names.
 
     Returns:
-        The exit status: 0 no difference, 1 a wrong step, 2 could not run.
+        The exit status: 0 no difference, 1 a wrong step.
     """
-    try:
-        ignored = read_clauses(args.ignore)
-        if args.json is not None:
-            require_writable(args.json, args.trace)
-        result = replay_log(
-            args.trace,
-            args.backend or "kvproof.spec",
-            progress,
-            ignore=ignored,
-            show_tokens=args.show_tokens,
-            redact=args.redact,
-        )
-        for line in log_lines(result):
-            print(line)
-        if args.json is not None:
-            write_file(args.json, json.dumps(log_json(result), indent=2) + "\n")
-    except (LogError, BackendError) as error:
-        return could_not_run("replay", str(error))
-    except OSError as error:
-        return could_not_run("replay", f"{args.json}: {error.strerror or error}")
+    ignored = read_clauses(args.ignore)
+    require_writable(args.json, read=args.trace)
+    result = replay_log(
+        args.trace,
+        args.backend or "kvproof.spec",
+        progress,
+        ignore=ignored,
+        show_tokens=args.show_tokens,
+        redact=args.redact,
+    )
+    for line in log_lines(result):
+        print(line)
+    write_file(args.json, json.dumps(log_json(result), indent=2) + "\n")
     return FINE if result.wrong is None else DEVIATES
 
 

@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-from ..console.exit_status import FINE, could_not_run
+from ..console.exit_status import FINE
+from ..console.named import BadInputError
 
 __all__ = ["TEMPLATE", "run", "set_up"]
 
@@ -26,15 +27,18 @@ def run(arguments: argparse.Namespace) -> int:
     """Writes the file.
 
     Returns:
-        The exit status: 0, or 2 where it could not be written.
+        The exit status: 0.
+
+    Raises:
+        BadInputError: it could not be written.
     """
     file: Path = arguments.file
     if file.suffix != ".py" or not file.stem.isidentifier():
-        return could_not_run("new-adapter", f"{file} must be named as a module, such as my_engine.py")
+        raise BadInputError(f"{file} must be named as a module, such as my_engine.py")
     try:
         with file.open("x", encoding="utf-8") as made:
             made.write(TEMPLATE.read_text(encoding="utf-8").replace("my_engine", file.stem))
     except OSError as error:
-        return could_not_run("new-adapter", f"{file}: {error.strerror or error}")
+        raise BadInputError(f"{file}: {error.strerror or error}") from error
     print(f"{file}: next, kvproof check --backend {file.stem} --level sound")
     return FINE

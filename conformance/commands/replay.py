@@ -12,22 +12,22 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kvproof.spec.declarations.eviction import POLICIES
 
-from ..backends.loading import DEFAULT_BACKEND, Backend, BackendError, load_backend
+from ..backends.loading import DEFAULT_BACKEND, Backend, load_backend
 from ..backends.raising import prints_apart
-from ..console.exit_status import DEVIATES, FINE, could_not_run
+from ..console.exit_status import DEVIATES, FINE
 from ..console.named import BadInputError, require_used
 from ..console.terminal import visible
 from ..console.writing import require_writable, write_file
 from ..log.reading import is_log
 from ..replay.engine import DeviationError, Engine
-from ..replay.groups import GroupsError, read_groups
+from ..replay.groups import read_groups
 from ..replay.limits import Limit, limits_of
 from ..replay.lockstep import LockstepEngine
 from ..replay.policies import policies_of, policy_share
 from ..replay.report import deviation_text, limits_json, limits_table, report_json, report_table
 from ..replay.serving import Replay
 from ..replay.sizes import Sizes, sizes_for
-from ..replay.traces import TraceError, TraceRequest, read_trace, synthetic_trace, write_trace
+from ..replay.traces import TraceRequest, read_trace, synthetic_trace, write_trace
 from . import log
 
 __all__ = ["run", "set_up"]
@@ -172,25 +172,17 @@ def run(args: argparse.Namespace) -> int:
         The exit status: 0 fine, 1 the backend deviates, 2 could not run.
     """
     a_log = args.trace is not None and is_log(args.trace)
-    try:
-        if a_log:
-            require_used(args, _OF_TRACES, "with a log")
-        else:
-            require_used(args, _OF_LOGS, "with a trace")
-        if args.limits is not None:
-            require_used(args, _OF_SERVING, "with --limits")
-    except BadInputError as error:
-        return could_not_run("replay", str(error))
     if a_log:
+        require_used(args, _OF_TRACES, "with a log")
         return log.run(args)
+    require_used(args, _OF_LOGS, "with a trace")
     if args.limits is not None:
+        require_used(args, _OF_SERVING, "with --limits")
         return _run_limits(args)
     args.backend = args.backend or DEFAULT_BACKEND
     try:
         with prints_apart():
             job = _prepare(args)
-    except (BadInputError, BackendError, GroupsError, TraceError) as error:
-        return could_not_run("replay", str(error))
     except DeviationError as error:  # it could not even be built
         _print_plain(deviation_text(error, args.backend))
         return DEVIATES
@@ -204,25 +196,18 @@ def run(args: argparse.Namespace) -> int:
         _print_plain(f"in lockstep with the specification: {job.engine.comparisons:,} results compared, no difference")
     if args.json is not None:
         fields = report_json(replay.report, deviation, args.backend, job.sizes, lockstep=args.lockstep)
-        try:
-            write_file(args.json, json.dumps(fields) + "\n")
-        except OSError as error:
-            return could_not_run("replay", f"{args.json}: {error.strerror or error}")
+        write_file(args.json, json.dumps(fields) + "\n")
     return FINE if deviation is None else DEVIATES
 
 
 def _run_limits(args: argparse.Namespace) -> int:
     """Prints the hit share that LRU and the best choice of evictions reach on a trace, and a backend that is named."""
-    try:
-        page_size = _at_least("--page-size", args.page_size, 1)
-        sizes = [_at_least("--limits", _page_count(size), 2) for size in filter(None, args.limits.split(","))]
-        trace = _trace(args)
-        if args.json is not None:
-            _require_writable(args.json, args.trace)
-        with prints_apart():
-            backend = None if args.backend is None else load_backend(args.backend)
-    except (BadInputError, BackendError, TraceError) as error:
-        return could_not_run("replay", str(error))
+    page_size = _at_least("--page-size", args.page_size, 1)
+    sizes = [_at_least("--limits", _page_count(size), 2) for size in filter(None, args.limits.split(","))]
+    trace = _trace(args)
+    require_writable(args.json, read=args.trace)
+    with prints_apart():
+        backend = None if args.backend is None else load_backend(args.backend)
     limits = limits_of(trace, page_size, sizes or None)
     if backend is not None:
         try:
@@ -232,11 +217,7 @@ def _run_limits(args: argparse.Namespace) -> int:
             _print_plain(deviation_text(error, args.backend))
             return DEVIATES
     Console(emoji=False).print(limits_table(limits, len(trace), page_size))
-    if args.json is not None:
-        try:
-            write_file(args.json, json.dumps(limits_json(limits, len(trace), page_size)) + "\n")
-        except OSError as error:
-            return could_not_run("replay", f"{args.json}: {error.strerror or error}")
+    write_file(args.json, json.dumps(limits_json(limits, len(trace), page_size)) + "\n")
     return FINE
 
 
@@ -312,8 +293,7 @@ def _prepare(args: argparse.Namespace) -> _Job:
         )
     except MemoryError as error:
         raise BadInputError(f"no memory for {num_pages} pages and {sizes.most_live} rows of tables") from error
-    if args.json is not None:
-        _require_writable(args.json, args.trace)
+    require_writable(args.json, read=args.trace)
     return _Job(trace, engine, sizes)
 
 
@@ -365,14 +345,6 @@ def _at_least(option: str, value: int, least: int) -> int:
     if value < least:
         raise BadInputError(f"{option} {value} must be at least {least}")
     return value
-
-
-def _require_writable(path: Path, read: Path | None) -> None:
-    """Finds out now, and not after a long replay, whether a file can be written."""
-    try:
-        require_writable(path, read)
-    except OSError as error:
-        raise BadInputError(f"{path}: {error.strerror or error}") from error
 
 
 # -- During ---------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..backends.loading import DEFAULT_BACKEND, Backend, BackendError, load_backend
+from ..backends.loading import DEFAULT_BACKEND, Backend, load_backend
 from ..backends.raising import Ending, Interrupted, frames, prints_apart
-from ..console.exit_status import COULD_NOT_RUN, DEVIATES, FINE, could_not_run
+from ..console.exit_status import COULD_NOT_RUN, DEVIATES, FINE
 from ..console.named import BadInputError, require_used
 from ..console.terminal import visible
 from ..console.writing import require_writable, write_file
@@ -96,16 +96,13 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         The exit status: 0 no deviation, 1 the backend deviates, 2 could not run.
     """
-    try:
-        _require_numbers(args)
-        if args.engine is not None or args.url is not None:
-            require_used(args, _OF_SCHEDULES, "with --engine or --url: it is about the schedules of a backend")
-            return engines.run(args)
-        require_used(args, engines.OF_ENGINES, "without --engine or --url")
-        os.environ.setdefault("XLA_FLAGS", _DEVICES)
-        return _run(args)
-    except (BadInputError, BackendError) as error:
-        return could_not_run("serve-check", str(error))
+    _require_numbers(args)
+    if args.engine is not None or args.url is not None:
+        require_used(args, _OF_SCHEDULES, "with --engine or --url: it is about the schedules of a backend")
+        return engines.run(args)
+    require_used(args, engines.OF_ENGINES, "without --engine or --url")
+    os.environ.setdefault("XLA_FLAGS", _DEVICES)
+    return _run(args)
 
 
 def _require_numbers(args: argparse.Namespace) -> None:
@@ -128,8 +125,7 @@ def _run(args: argparse.Namespace) -> int:
     except ImportError as error:
         raise BadInputError(f"{error.name} is missing: pip install 'kvproof[conformance]'") from error
     model, rooms, make = _prepared(args, backend)
-    if args.json is not None:
-        _require_writable(args.json)  # better known now than after a minute
+    require_writable(args.json)  # better known now than after a minute
     seed = secrets.randbelow(2**32) if args.seed is None else args.seed
     console = Console(emoji=False)
     console.print(f"seed {seed}", highlight=False)
@@ -151,8 +147,7 @@ def _run(args: argparse.Namespace) -> int:
         print("kvproof serve-check: interrupted; the schedules up to there are told", file=sys.stderr)
     report = _report(args, seed, trials)
     _tell(report, trials[-1], wrong, console)
-    if args.json is not None:
-        _write(args.json, json.dumps(report, indent=1) + "\n")
+    write_file(args.json, json.dumps(report, indent=1) + "\n")
     if trials[-1].fault is not None:
         return DEVIATES
     return COULD_NOT_RUN if interrupted else FINE
@@ -310,17 +305,3 @@ def _tell(report: dict[str, Any], last: "Trial", wrong: int, console: Console) -
     for frame in last.fault.raised:
         say(f"  raised in {frame}")
     say(f"again: --seed {wrong} --schedules 1")
-
-
-def _require_writable(file: Path) -> None:
-    try:
-        require_writable(file)
-    except OSError as error:
-        raise BadInputError(f"{file}: {error.strerror or error}") from error
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        write_file(file, text)
-    except OSError as error:
-        raise BadInputError(f"{file}: {error.strerror or error}") from error

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..console.exit_status import FINE, could_not_run
+from ..console.exit_status import FINE
 from ..console.writing import require_writable, write_file
-from ..log import LogError, frames
+from ..log import frames
 from ..log.frames import MOST_FRAMES, Frame, every
 from ..timeline import document, page, trace
 
@@ -58,25 +58,20 @@ def run(args: argparse.Namespace) -> int:
     """Draws as asked.
 
     Returns:
-        The exit status: 0 drawn, 2 could not run.
+        The exit status: 0 drawn.
     """
-    try:
-        require_writable(args.output, args.log)  # better known now than after a long log
-        as_trace = args.output.suffix == ".json"
-        most = _MOST_IN_A_TRACE if as_trace else MOST_FRAMES
-        apart = every(args.log, steps_only=args.steps, most_frames=most)
-        shown = frames(args.log, every=apart, steps_only=args.steps, show_tokens=args.show_tokens, redact=args.redact)
-        if as_trace:
-            events = trace(args.log.name, _with_progress(shown))
-            write_file(args.output, json.dumps(events, separators=(",", ":")))
-            print(f"{args.output}: {len(events['traceEvents']):,} events; open it at ui.perfetto.dev")
-            return FINE
-        made = document(args.log.name, _with_progress(shown), apart)
-        write_file(args.output, page(made))
-    except LogError as error:
-        return could_not_run("show", str(error))
-    except OSError as error:
-        return could_not_run("show", f"{args.output}: {error.strerror or error}")
+    require_writable(args.output, read=args.log)  # better known now than after a long log
+    as_trace = args.output.suffix == ".json"
+    most = _MOST_IN_A_TRACE if as_trace else MOST_FRAMES
+    apart = every(args.log, steps_only=args.steps, most_frames=most)
+    shown = frames(args.log, every=apart, steps_only=args.steps, show_tokens=args.show_tokens, redact=args.redact)
+    if as_trace:
+        events = trace(args.log.name, _with_progress(shown))
+        write_file(args.output, json.dumps(events, separators=(",", ":")))
+        print(f"{args.output}: {len(events['traceEvents']):,} events; open it at ui.perfetto.dev")
+        return FINE
+    made = document(args.log.name, _with_progress(shown), apart)
+    write_file(args.output, page(made))
     fault = next((number for number, frame in enumerate(made["frames"], 1) if frame[-1] is not None), None)
     seen = f"; the fault is in picture {fault:,}" if fault else ""
     sampled = f", one for {apart:,} {'steps' if args.steps else 'operations'}" if apart > 1 else ""

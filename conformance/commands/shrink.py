@@ -8,13 +8,12 @@ from pathlib import Path
 
 from kvproof.spec.clauses import CLAUSES
 
-from ..backends.loading import BackendError, load_backend
-from ..console.exit_status import DEVIATES, could_not_run
+from ..backends.loading import load_backend
+from ..console.exit_status import DEVIATES
+from ..console.named import BadInputError
 from ..console.terminal import visible
 from ..console.writing import require_writable, write_file
-from ..emitting import EmitError, write_test
-from ..emitting.literals import UnrenderableError
-from ..log import LogError
+from ..emitting import write_test
 from ..log.entries import NewRequest, Operation
 from ..log.pruning import write_log
 from ..log.replaying import call_line, request_line
@@ -71,41 +70,30 @@ def run(args: argparse.Namespace) -> int:
     """Shrinks as asked.
 
     Returns:
-        The exit status: 1 the log deviates and was made short, 2 could not run.
+        The exit status: 1 the log deviates and was made short.
     """
     if args.emit is not None and args.backend is None:
-        return could_not_run("shrink", "--emit needs --backend: without one there is nothing that a test could call")
+        raise BadInputError("--emit needs --backend: without one there is nothing that a test could call")
     if not args.seconds > 0:
-        return could_not_run("shrink", f"--seconds {args.seconds:g} must be above 0")
-    try:
-        for file in (args.output, args.emit, args.json):
-            if file is not None:
-                require_writable(file, args.log)
-    except OSError as error:
-        return could_not_run("shrink", f"{file}: {error.strerror or error}")
-    try:
-        backend = None if args.backend is None else load_backend(args.backend)
-        shrunk = shrink(args.log, backend, args.seconds, Redaction() if args.redact else None, _progress)
-        if shrunk.interrupted:
-            print("kvproof shrink: interrupted; this is what was found up to there", file=sys.stderr)
-        calls = list(_calls(shrunk, args.show_tokens))
-        for line in _lines(shrunk, list(shrunk.suspects) or calls):
-            print(visible(line))
-        if args.output is not None:
-            write_log(args.output, shrunk.entries(), shrunk.shows_tokens)
-        if args.emit is not None and backend is not None:
-            from ..log.script_lines import script_of  # it knows all machines, and is needed by few
+        raise BadInputError(f"--seconds {args.seconds:g} must be above 0")
+    require_writable(args.output, args.emit, args.json, read=args.log)
+    backend = None if args.backend is None else load_backend(args.backend)
+    shrunk = shrink(args.log, backend, args.seconds, Redaction() if args.redact else None, _progress)
+    if shrunk.interrupted:
+        print("kvproof shrink: interrupted; this is what was found up to there", file=sys.stderr)
+    calls = list(_calls(shrunk, args.show_tokens))
+    for line in _lines(shrunk, list(shrunk.suspects) or calls):
+        print(visible(line))
+    if args.output is not None:
+        write_log(args.output, shrunk.entries(), shrunk.shows_tokens)
+    if args.emit is not None and backend is not None:
+        from ..log.script_lines import script_of  # it knows all machines, and is needed by few
 
-            found_by = f"kvproof shrink {args.log.name} --backend {args.backend}"
-            script = script_of(shrunk.last, args.backend, backend.holder, found_by)
-            for reason in write_test(args.emit, [script]):
-                print(visible(reason), file=sys.stderr)
-        if args.json is not None:
-            write_file(args.json, json.dumps(_json(shrunk, calls), indent=2) + "\n")
-    except (LogError, BackendError, EmitError, UnrenderableError) as error:
-        return could_not_run("shrink", str(error))
-    except OSError as error:
-        return could_not_run("shrink", f"{args.json}: {error.strerror or error}")
+        found_by = f"kvproof shrink {args.log.name} --backend {args.backend}"
+        script = script_of(shrunk.last, args.backend, backend.holder, found_by)
+        for reason in write_test(args.emit, [script]):
+            print(visible(reason), file=sys.stderr)
+    write_file(args.json, json.dumps(_json(shrunk, calls), indent=2) + "\n")
     return DEVIATES
 
 

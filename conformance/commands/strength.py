@@ -14,8 +14,8 @@ from kvproof import __version__
 from ..backends.raising import Interrupted
 from ..catalogue import SEEDED_BUGS, SERVED_BUGS
 from ..catalogue.strength import Finding, Strength, find_bugs
-from ..console.exit_status import COULD_NOT_RUN, DEVIATES, FINE, could_not_run
-from ..console.named import did_you_mean, words_of
+from ..console.exit_status import COULD_NOT_RUN, DEVIATES, FINE
+from ..console.named import BadInputError, did_you_mean, words_of
 from ..console.writing import require_writable, write_file
 from .check import DEVICES
 
@@ -66,9 +66,8 @@ def run_strength(arguments: argparse.Namespace) -> int:
     Returns:
         The exit status: 0 all bugs were caught, 1 one was missed, 2 could not run.
     """
-    wrong = _wrong(arguments)
-    if wrong:
-        return could_not_run("strength", wrong)
+    _require_sense(arguments)
+    require_writable(arguments.json)  # better known now than after ten minutes
     os.environ.setdefault("XLA_FLAGS", DEVICES)
     names = _names(arguments.bugs)
     jobs = min(os.cpu_count() or 1, 2) if arguments.jobs is None else arguments.jobs
@@ -87,9 +86,8 @@ def run_strength(arguments: argparse.Namespace) -> int:
         for bugs in (SEEDED_BUGS, SERVED_BUGS)
     )
     _print(strength, engines, arguments.seed)
-    if arguments.json is not None:
-        document = as_json(strength, engines, arguments.seed) | ({"interrupted": True} if interrupted else {})
-        write_file(arguments.json, json.dumps(document, indent=1) + "\n")
+    document = as_json(strength, engines, arguments.seed) | ({"interrupted": True} if interrupted else {})
+    write_file(arguments.json, json.dumps(document, indent=1) + "\n")
     if interrupted:
         print(f"kvproof strength: interrupted; {len(found)} of {len(names)} seeded bugs are told", file=sys.stderr)
     if not all(finding.caught for finding in found.values()):
@@ -103,23 +101,18 @@ def _names(given: str | None) -> list[str]:
     return [name for name in (*SEEDED_BUGS, *SERVED_BUGS) if words is None or name in words]
 
 
-def _wrong(arguments: argparse.Namespace) -> str:
-    """What is wrong with the options, in a line; "" if nothing is. A file that is to be written is made."""
+def _require_sense(arguments: argparse.Namespace) -> None:
+    """Refuses options that make no sense."""
     words = [] if arguments.bugs is None else words_of(arguments.bugs)
     strange = [word for word in words if word not in SEEDED_BUGS | SERVED_BUGS]
     if strange or (arguments.bugs is not None and not words):
         meant = did_you_mean(strange[0], SEEDED_BUGS | SERVED_BUGS) if strange else ""
-        return f"--bugs {arguments.bugs!r}: no seeded bug {', '.join(map(repr, strange)) or 'is named'}{meant}"
+        said = ", ".join(map(repr, strange)) or "is named"
+        raise BadInputError(f"--bugs {arguments.bugs!r}: no seeded bug {said}{meant}")
     if arguments.jobs is not None and arguments.jobs < 1:
-        return f"--jobs {arguments.jobs} must be at least 1"
+        raise BadInputError(f"--jobs {arguments.jobs} must be at least 1")
     if arguments.seed < 0:
-        return f"--seed {arguments.seed} must not be negative"
-    try:
-        if arguments.json is not None:
-            require_writable(arguments.json)  # better known now than after ten minutes
-    except OSError as error:
-        return f"--json {arguments.json}: {error.strerror or error}"
-    return ""
+        raise BadInputError(f"--seed {arguments.seed} must not be negative")
 
 
 def _shown(findings: Any, count: int, progress: Any) -> Any:

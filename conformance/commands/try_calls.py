@@ -14,18 +14,18 @@ from kvproof.spec.clauses import CLAUSES
 from ..adapters.peers import unknown_version
 from ..backends.capabilities import CAPABILITIES, unknown_capabilities
 from ..backends.levels import LEVELS, Level
-from ..backends.loading import Backend, BackendError, load_backend
+from ..backends.loading import Backend, load_backend
 from ..backends.raising import prints_apart
 from ..calls.datum import written
 from ..calls.documents import calls_from_json
-from ..console.exit_status import DEVIATES, FINE, could_not_run
+from ..console.exit_status import DEVIATES, FINE
 from ..console.named import BadInputError, words_of
 from ..console.terminal import visible
+from ..console.writing import require_writable, write_file
 from ..report.document import header
 from ..trying.script import Entry, FileError, Rows, arguments_of, read_script
 from ..trying.trial import Said, Trial
 from .check import DEVICES
-from .check_options import be_writable, write
 
 __all__ = ["run", "set_up"]
 
@@ -110,20 +110,18 @@ def run(arguments: argparse.Namespace) -> int:
     """
     without = tuple(words_of(arguments.without))
     options = _Options(arguments.file, arguments.backend, arguments.level, without, arguments.json)
+    require_writable(options.json)
+    os.environ.setdefault("XLA_FLAGS", DEVICES)
+    backend = load_backend(options.backend, options.without)
+    _require_known(backend)
+    warning = unknown_version(backend)
+    if warning:
+        print(f"kvproof try: {visible(warning)}", file=sys.stderr)
     try:
-        be_writable(options.json)
-        os.environ.setdefault("XLA_FLAGS", DEVICES)
-        backend = load_backend(options.backend, options.without)
-        _require_known(backend)
-        warning = unknown_version(backend)
-        if warning:
-            print(f"kvproof try: {visible(warning)}", file=sys.stderr)
         entries = _entries(options.file)
         return _tell(options, entries, Trial(backend, options.level).run(entries))
     except FileError as error:
-        return could_not_run("try", visible(f"{options.file}, {error}"))
-    except (BadInputError, BackendError) as error:
-        return could_not_run("try", visible(str(error)))
+        raise BadInputError(f"{options.file}, {error}") from error
 
 
 def _require_known(backend: Backend) -> None:
@@ -201,7 +199,7 @@ def _tell(options: _Options, entries: list[Entry], said: Iterator[Said]) -> int:
         "not_made": left,
         "calls": [each.to_json() for each in told],
     }
-    write(options.json, json.dumps(document, indent=1) + "\n")
+    write_file(options.json, json.dumps(document, indent=1) + "\n")
     return DEVIATES if deviates else FINE
 
 

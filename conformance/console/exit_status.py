@@ -4,7 +4,7 @@ import sys
 
 from .terminal import visible
 
-__all__ = ["COULD_NOT_RUN", "DEVIATES", "FINE", "could_not_run"]
+__all__ = ["COULD_NOT_RUN", "DEVIATES", "FINE", "CannotRunError", "could_not_run"]
 
 FINE = 0
 """No deviation was seen."""
@@ -14,6 +14,10 @@ DEVIATES = 1
 
 COULD_NOT_RUN = 2
 """Bad input, or somebody interrupted it before a deviation was seen: the backend is not known to conform."""
+
+
+class CannotRunError(Exception):
+    """Ends a command, which could not run; the message is one line that says why. `main` prints it."""
 
 
 def could_not_run(command: str, reason: str) -> int:

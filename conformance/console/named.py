@@ -4,13 +4,15 @@ import argparse
 import difflib
 from collections.abc import Iterable, Sequence
 
+from .exit_status import CannotRunError
+
 __all__ = ["BadInputError", "chosen", "did_you_mean", "require_used", "words_of"]
 
 _NEAR = 0.75
 """How alike a word must be to one that there is, of 1, for the message to ask whether that one was meant."""
 
 
-class BadInputError(Exception):
+class BadInputError(CannotRunError):
     """An option that makes no sense; the message is one line."""
 
 

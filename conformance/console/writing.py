@@ -7,44 +7,62 @@ import os
 import tempfile
 from pathlib import Path
 
+from .exit_status import CannotRunError
+
 __all__ = ["require_writable", "write_file"]
 
 
-def require_writable(path: str | Path, read: str | Path | None = None) -> None:
-    """Finds out before the work whether a file can be written after it; nothing is changed.
+def require_writable(*paths: str | Path | None, read: str | Path | None = None) -> None:
+    """Finds out before the work whether files can be written after it; nothing is changed.
 
     Args:
-        path: the file.
+        paths: the files; None where none is asked for.
         read: what the command reads, which it must not write over.
 
     Raises:
-        OSError: it cannot be written, by what can be told now.
+        CannotRunError: one cannot be written, by what can be told now.
     """
-    place = Path(os.path.realpath(path))
+    for path in paths:
+        if path is not None:
+            why = _why_not(Path(os.path.realpath(path)), read)
+            if why:
+                raise CannotRunError(f"{path}: {why}")
+
+
+def _why_not(place: Path, read: str | Path | None) -> str:
+    """Why a file cannot be written, by what can be told now; empty if nothing tells that."""
     if read is not None and os.path.realpath(read) == str(place):
-        raise FileExistsError(None, "is the file that is read")
-    if place.exists() and not place.is_file() and not place.is_dir():
-        return  # a pipe, or a device
+        return "is the file that is read"
     if place.is_dir():
-        raise IsADirectoryError(None, "Is a directory")
+        return "Is a directory"
+    if place.exists() and not place.is_file():
+        return ""  # a pipe, or a device
     if not place.parent.is_dir():
-        raise FileNotFoundError(None, "No such file or directory")
+        return "No such file or directory"
     if not os.access(place.parent, os.W_OK | os.X_OK) or (place.exists() and not os.access(place, os.W_OK)):
-        raise PermissionError(None, "Permission denied")
+        return "Permission denied"
+    return ""
 
 
-def write_file(path: str | Path, text: str) -> None:
+def write_file(path: str | Path | None, text: str) -> None:
     """Writes a text file, whole or not at all, in UTF-8. A link stays a link, and a file keeps its permissions.
 
     Args:
-        path: the file; a pipe or a device is written to as it is.
+        path: the file; a pipe or a device is written to as it is. None where none is asked for.
         text: what it is to hold.
 
     Raises:
-        OSError: it cannot be written; then it is as it was.
+        CannotRunError: it cannot be written; then it is as it was.
     """
     require_writable(path)
-    place = Path(os.path.realpath(path))
+    if path is not None:
+        try:
+            _write(Path(os.path.realpath(path)), text)
+        except OSError as error:
+            raise CannotRunError(f"{path}: {error.strerror or error}") from error
+
+
+def _write(place: Path, text: str) -> None:
     if place.exists() and not place.is_file():
         place.write_text(text, encoding="utf-8")
         return

@@ -12,6 +12,7 @@ import numpy as np
 from kvproof.spec.declarations import CacheSalt
 
 from ..calls.spelling import ReadOnlyList
+from ..console.exit_status import CannotRunError
 
 __all__ = ["MOST_ENTRIES", "Literals", "UnrenderableError", "is_plain"]
 
@@ -24,7 +25,7 @@ _VALUES = ("kvproof.spec.declarations.extra_keys", "kvproof.spec.declarations.ev
 """Modules of values that all backends share."""
 
 
-class UnrenderableError(Exception):
+class UnrenderableError(CannotRunError):
     """A value has no literal; the message says which."""
 
 

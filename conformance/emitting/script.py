@@ -19,6 +19,7 @@ from pathlib import Path
 
 from kvproof.spec.clauses import CLAUSES
 
+from ..console.exit_status import CannotRunError
 from ..console.writing import write_file
 
 __all__ = ["EmitError", "Script", "source_of", "write_test"]
@@ -33,7 +34,7 @@ _FAILURES = ("AssertionError", "Failed")
 """The errors by which a test fails: those of ``assert`` and of ``pytest.raises``."""
 
 
-class EmitError(Exception):
+class EmitError(CannotRunError):
     """There is no file; the message is one line that says why."""
 
 
@@ -82,8 +83,8 @@ def write_test(path: str | Path, scripts: Sequence[Script]) -> list[str]:
         For each counterexample that was left out, a line that says why.
 
     Raises:
-        EmitError: the file cannot be written, pytest is missing, or no counterexample fails by itself; then no file
-            was written.
+        CannotRunError: the file cannot be written, pytest is missing (`EmitError`), or no counterexample fails by
+            itself; then no file was written.
     """
     file = Path(path)
     if file.suffix != ".py":
@@ -107,10 +108,7 @@ def write_test(path: str | Path, scripts: Sequence[Script]) -> list[str]:
             reasons.append(f"{script.clause} left out: the test does not fail by itself: {why}")
     if not kept:
         raise EmitError(f"{file} not written: {'; '.join(reasons) or 'no deviation was found'}")
-    try:
-        write_file(file, source_of(kept))
-    except OSError as error:
-        raise EmitError(f"{file}: {error.strerror or error}") from error
+    write_file(file, source_of(kept))
     return reasons
 
 

@@ -48,6 +48,7 @@ from ..calls.manager import MANAGER
 from ..calls.method import Method
 from ..calls.pool import POOL
 from ..calls.table import TABLE, TABLES
+from ..console.exit_status import CannotRunError
 
 __all__ = ["CALLS", "CLASSES", "HEADER", "PROPERTIES", "VERSION", "LogError", "row_of"]
 
@@ -56,7 +57,7 @@ HEADER: dict[str, Any] = {"kvproof": "log", "version": VERSION}
 """How the first line begins."""
 
 
-class LogError(Exception):
+class LogError(CannotRunError):
     """A log cannot be written, read or replayed; the message is one line that says where and why."""
 
 

@@ -12,7 +12,7 @@ from kvproof.spec.declarations.json_kinds import extra_keys_to_json, group_to_js
 
 from ..console.writing import write_file
 from .entries import Entry, Grown, Made, NewKeys, NewRequest, Operation, Shown
-from .format import HEADER, LogError
+from .format import HEADER
 from .values import TokenTexts
 
 __all__ = ["pruned", "write_log"]
@@ -121,7 +121,7 @@ def write_log(path: Path, entries: Sequence[Entry], shows_tokens: bool) -> None:
         shows_tokens: whether the token ids are the engine's own.
 
     Raises:
-        LogError: the file can't be written.
+        CannotRunError: the file can't be written.
     """
     header = HEADER | {"tokens": "shown" if shows_tokens else "mapped"}
     count = sum(isinstance(entry, Operation) for entry in entries)
@@ -131,10 +131,7 @@ def write_log(path: Path, entries: Sequence[Entry], shows_tokens: bool) -> None:
         *(json.dumps([_written(entry, spelling)]) for entry in entries),
         json.dumps([["end", count]]),
     ]
-    try:
-        write_file(path, "\n".join(lines) + "\n")
-    except OSError as error:
-        raise LogError(f"{path}: {error.strerror or error}") from error
+    write_file(path, "\n".join(lines) + "\n")
 
 
 def _written(entry: Entry, spelling: TokenTexts) -> list[Any]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ..console.exit_status import CannotRunError
 from .answers import Answer
 from .scripts import Ask
 
@@ -23,7 +24,7 @@ CAPABILITIES = {
 """What an engine may offer beside answers, by the word that reports use."""
 
 
-class UnusableError(Exception):
+class UnusableError(CannotRunError):
     """The engine can't be judged: what it answers, or how, makes no sense. The message is one line."""
 
 

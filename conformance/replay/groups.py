@@ -18,6 +18,8 @@ from kvproof.spec.declarations import (
     SlidingWindowSpec,
 )
 
+from ..console.exit_status import CannotRunError
+
 __all__ = [
     *("GroupsError", "StepEnds", "copies_states", "holds_states", "junction_of", "keeps_all_pages"),
     *("named", "read_groups"),
@@ -29,7 +31,7 @@ Kind = FullAttentionSpec | SlidingWindowSpec | ChunkedLocalAttentionSpec | MLAAt
 _MOST = 2**31 - 1
 
 
-class GroupsError(Exception):
+class GroupsError(CannotRunError):
     """The words name no cache groups; the message is one line."""
 
 

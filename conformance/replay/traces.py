@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..console.exit_status import CannotRunError
 from ..console.terminal import visible
 from ..console.writing import write_file
 
@@ -45,7 +46,7 @@ HEADER: dict[str, str | int] = {"kvproof": "trace", "version": VERSION}
 _MOST_LENGTH = 2**31 - 1
 
 
-class TraceError(Exception):
+class TraceError(CannotRunError):
     """A trace cannot be read or written; the message is one line that says where and why."""
 
 
@@ -274,9 +275,6 @@ def write_trace(path: Path, requests: Iterable[TraceRequest]) -> None:
     """Writes a trace with its header, for `read_trace` to read.
 
     Raises:
-        TraceError: the file cannot be written.
+        CannotRunError: the file cannot be written.
     """
-    try:
-        write_file(path, "".join(f"{json.dumps(fields)}\n" for fields in (HEADER, *map(asdict, requests))))
-    except OSError as error:
-        raise TraceError(f"{path}: {error.strerror or error}") from error
+    write_file(path, "".join(f"{json.dumps(fields)}\n" for fields in (HEADER, *map(asdict, requests))))

@@ -4,6 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..console.exit_status import CannotRunError
 from ..console.terminal import visible
 from .verdicts import MachineReport, Report
 
@@ -12,7 +13,7 @@ __all__ = ["Xfail", "Xfails", "XfailsError", "read_xfails"]
 _MOST_BYTES = 1 << 20
 
 
-class XfailsError(Exception):
+class XfailsError(CannotRunError):
     """A file of expected deviations makes no sense; the message is one line that names file and line."""
 
 

@@ -22,6 +22,7 @@ from ..backends.loading import BackendError, load_backend
 from ..backends.raising import Interrupted, interruptible
 from ..backends.step_timeout import BOARD_SIZE, Board, InFlight, no_answer
 from ..calls.deviation import Deviation, SpecificationError
+from ..console.exit_status import CannotRunError
 from ..machines import EVERY_MACHINE, TOGETHER
 from ..machines.properties import clauses_of_machine
 from .runner import MachineReport, Search, run_machine
@@ -38,7 +39,7 @@ _GRACE = 1.5
 """Seconds beyond its time after which a step is not expected any more to be ended from inside."""
 
 
-class WorkerError(Exception):
+class WorkerError(CannotRunError):
     """A process could not go on, and no call of the backend was in flight."""
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvproof.conformance.console.exit_status import CannotRunError
 from kvproof.conformance.replay.traces import (
     BLOCK_TOKENS,
     HEADER,
@@ -187,7 +188,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     write_trace(path, trace)
     assert json.loads(path.read_text().splitlines()[0]) == {"kvproof": "trace", "version": 1}
     assert read_trace(path) == trace
-    with pytest.raises(TraceError, match="No such file"):
+    with pytest.raises(CannotRunError, match="No such file"):
         write_trace(tmp_path / "nowhere" / "trace.jsonl", trace)
 
 
