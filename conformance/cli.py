@@ -110,7 +110,8 @@ def _run(command: str | None, arguments: Sequence[str]) -> int:
         if strange:
             known = re.findall(r"(?<!\w)--[a-z][a-z-]*", chosen.format_help())
             said = ", ".join(f"{word}{did_you_mean(word, known)}" for word in strange)
-            chosen.error(f"unrecognized arguments: {said}")
+            named = len(strange) == 1 and "--backend" in known and not said.startswith("-")
+            chosen.error(f"unrecognized arguments: {said}{f'; did you mean --backend {said}?' if named else ''}")
     except SystemExit as end:  # argparse has printed why
         return end.code if isinstance(end.code, int) else COULD_NOT_RUN
     try:

@@ -15,7 +15,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from kvproof import conformance, fast
-from kvproof.conformance.commands.clauses import clause_list, family_of
+from kvproof.conformance.commands.clauses import clause_list
+from kvproof.conformance.console.named import family_of
 
 ROOT = Path(__file__).parent.parent
 

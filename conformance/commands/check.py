@@ -63,11 +63,14 @@ examples:
   kvproof check --profile deep --hours 8 --state deep.json
   kvproof check --jobs 1 --step-timeout 0             in this process, for a debugger
 
-exit status: 0 no deviation, or expected ones only; 1 the backend deviates; 2 could not run
+exit status: 0 no deviation, or expected ones only; 1 the backend deviates; 2 could not run, or nothing was decided
 """
 
 DEVICES = "--xla_force_host_platform_device_count=4"
 """Where the user has set no flags: a CPU stands for four devices, so that what is split over a mesh can be checked."""
+
+_NAMED = 5
+"""The most names that a message lists where all are missing."""
 
 _HOURS = 1.0
 """The number of rounds after which none begins, unless an option says another."""
@@ -96,10 +99,7 @@ def run_check(arguments: argparse.Namespace) -> int:
     lacks = tuple(sorted(backend.lacks))
     missing = [machine.missing(backend) for machine in options.machines]
     if all(missing):
-        names = dict.fromkeys(name for lacking in missing for name in lacking)
-        begun = [name for name in names if backend.offers(re.split(r"[.(]", name)[0])]
-        lacking = ", ".join(begun or (name for name in names if name.isidentifier()))
-        raise BackendError(f"backend {backend.name} offers nothing that the machines need: it has no {lacking}")
+        raise BackendError(_offers_nothing(backend, dict.fromkeys(name for lacking in missing for name in lacking)))
     seed = secrets.randbelow(2**32) if given.seed is None else given.seed
     console = Console(emoji=False)
     if given.profile == "deep":
@@ -122,6 +122,30 @@ def run_check(arguments: argparse.Namespace) -> int:
     return COULD_NOT_RUN if report.interrupted and status == FINE else status
 
 
+def _offers_nothing(backend: Backend, missing: Iterable[str]) -> str:
+    """Says that no machine can run on a backend, what it would need, and what may have been meant.
+
+    Args:
+        backend: the backend.
+        missing: what the machines lack, in the words of `Machine.missing`.
+    """
+    said = f"backend {backend.name} offers nothing that the machines need: it has no"
+    begun = [name for name in missing if backend.offers(re.split(r"[.(]", name)[0])]
+    if begun:
+        return f"{said} {', '.join([name for name in begun if ': its ' in name] or begun)}"
+    names = [name for name in missing if name.isidentifier()]
+    holders = [name for name in vars(backend.holder) if not name.startswith("_")] if ":" not in backend.name else []
+    meant = [name for name in holders if any(hasattr(getattr(backend.holder, name), known) for known in names)]
+    if meant:
+        return f"{said} {names[0]}; did you mean {backend.name}:{meant[-1]}?"
+    if isinstance(backend.holder, type):
+        return (
+            f"{said} {names[0]}; a backend has classes: name a module that says {names[0]} = {backend.holder.__name__}"
+        )
+    more = f" and {len(names) - _NAMED} more names" if len(names) > _NAMED else ""
+    return f"{said} {', '.join(names[:_NAMED])}{more} of kvproof.spec"
+
+
 def _reports(options: Options, backend: Backend, seed: int) -> Iterator[MachineReport]:
     """What the machines find; meanwhile the standard error, where it is a terminal, says how far they are."""
     progress = Console(stderr=True, emoji=False)
@@ -132,7 +156,8 @@ def _reports(options: Options, backend: Backend, seed: int) -> Iterator[MachineR
         for machine in machines:
             took = time.monotonic() - began
             left = f", about {took / ended * (len(asked) - ended):.0f} s left" if ended else ""
-            with progress.status(f"machine {machine.name}, {ended + 1} of {len(asked)}{left} ..."), prints_apart():
+            which = f"machine {machine.name}, {ended + 1} of {len(asked)}{left} ..." if machine in asked else "..."
+            with progress.status(which), prints_apart():
                 report = next(found)
             ended += machine in asked
             yield report
@@ -181,6 +206,9 @@ def _tell(options: Options, report: Report, backend: Backend, console: Console) 
 
     Returns:
         The exit status.
+
+    Raises:
+        CannotRunError: a file could not be written, or no clause was decided.
     """
     given, xfails = options.given, options.xfails
     scripts = [script for machine in report.machines for script in machine.scripts]
@@ -204,7 +232,17 @@ def _tell(options: Options, report: Report, backend: Backend, console: Console) 
                 print(f"kvproof check: {visible(line)}", file=sys.stderr)
         except CannotRunError as error:
             print(f"kvproof check: {visible(str(error))}", file=sys.stderr)
-    return DEVIATES if xfails.unexpected(report) and not given.xfails_update else FINE
+    if xfails.unexpected(report) and not given.xfails_update:
+        return DEVIATES
+    if (
+        not report.deviates
+        and not report.interrupted
+        and all(report.verdict(clause) != "conforms" for clause in report.clauses)
+    ):
+        left_out = "; a deviation from a clause that --clauses leaves out ends a sequence of calls"
+        why = left_out if given.clauses is not None else ""
+        raise CannotRunError(f"no clause was decided{why}")
+    return FINE
 
 
 def _found(

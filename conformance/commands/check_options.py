@@ -11,8 +11,9 @@ from kvproof.spec.clauses import CLAUSES, SOUND
 
 from ..backends.capabilities import CAPABILITIES
 from ..backends.levels import CHECK_LEVELS, LEVELS, Level
-from ..console.named import BadInputError, chosen
+from ..console.named import BadInputError, chosen, family_of
 from ..machines import EVERY_MACHINE, EXHAUSTIVE, MACHINES, ON_REQUEST, Machine
+from ..oracle.relations import RELATIONS
 from ..report.xfails import Xfails, read_xfails
 from ..search.profiles import PROFILES
 from ..search.runner import Search, machines_for
@@ -20,6 +21,9 @@ from ..search.runner import Search, machines_for
 __all__ = ["Options", "add_options", "in_order", "read_options"]
 
 _MOST_SEED = 2**64
+
+_OF_ANSWERS = {relation.clause for relation in RELATIONS.values()}
+"""The clauses about what whole engines answer."""
 
 _MINUTES = 10.0
 """So long, about, the small worlds take on two cores."""
@@ -83,7 +87,7 @@ def add_options(check: argparse.ArgumentParser) -> None:
         help="exact: as the specification does it; safe: any eviction order; sound: safe, and no bad input",
     )
     add("--without", metavar="A,B", help=f"what the backend is said to lack: {', '.join(CAPABILITIES)}")
-    add("--clauses", metavar="L,L", help="look at these clauses only, such as POOL-3,R1")
+    add("--clauses", metavar="L,L", help="look at these clauses or families of them only, such as POOL-3,TAB")
     add(
         "--machines",
         metavar="A,B",
@@ -133,7 +137,7 @@ def read_options(given: argparse.Namespace) -> Options:
         for label, clause in CLAUSES.items()
         if machines_for([label], usual, given.level) and (given.level != "sound" or clause.kind in SOUND)
     ]
-    clauses = chosen("--clauses", given.clauses, list(CLAUSES)) if given.clauses is not None else checked
+    clauses = chosen("--clauses", given.clauses, list(CLAUSES), family_of) if given.clauses is not None else checked
     names = chosen("--machines", given.machines, every)
     without = chosen("--without", given.without, list(CAPABILITIES)) if given.without is not None else []
     for option, value, least in (("--examples", given.examples, 1), ("--jobs", given.jobs, 1)):
@@ -149,7 +153,9 @@ def read_options(given: argparse.Namespace) -> Options:
     machines = machines_for(clauses, names, given.level)
     if not machines:
         looked_at = ", ".join(clauses) if given.clauses is not None else "any clause"
-        raise BadInputError(f"none of the machines {', '.join(names)} checks {looked_at} at level {given.level}")
+        which = "no machine" if given.machines is None else f"none of the machines {', '.join(names)}"
+        by_answers = "; kvproof serve-check --engine or --url does" if clauses[0] in _OF_ANSWERS else ""
+        raise BadInputError(f"{which} checks {looked_at} at level {given.level}{by_answers}")
     new = given.xfails_update and not Path(given.xfails).exists()
     xfails = (
         Xfails(given.xfails or "")

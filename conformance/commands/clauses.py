@@ -13,7 +13,7 @@ from kvproof.spec.clauses import CLAUSES
 
 from ..catalogue import SEEDED_BUGS, SERVED_BUGS
 from ..console.exit_status import FINE
-from ..console.named import BadInputError, did_you_mean
+from ..console.named import BadInputError, did_you_mean, family_of
 from ..console.writing import write_file
 from ..machines import MACHINES
 from ..machines.properties import declared_clauses
@@ -22,7 +22,7 @@ from ..oracle.subjects import CAPABILITIES
 from ..report.clause_examples import COMMANDS, EXAMPLES
 from ..report.clause_index import implementations
 
-__all__ = ["clause_list", "family_of", "run_clauses", "set_up"]
+__all__ = ["clause_list", "run_clauses", "set_up"]
 
 _MOST = 8
 """The most names of code or properties that are printed of a clause."""
@@ -116,11 +116,6 @@ def run_clauses(arguments: argparse.Namespace) -> int:
         return FINE
     write_file(arguments.json, text)
     return FINE
-
-
-def family_of(label: str) -> str:
-    """What the labels of a family begin with."""
-    return label.rstrip("0123456789").rstrip("-")
 
 
 def _print(clauses: list[dict[str, Any]], console: Console, whole: bool) -> None:

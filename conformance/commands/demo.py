@@ -13,9 +13,9 @@ _WORDS = "check --backend kvproof.conformance.backends.demo --machines small-poo
 
 _NEXT = """
 Your own next:
-  kvproof new-adapter my_engine.py          a pool that conforms, to put yours in the place of
-  kvproof check --backend my_engine         the verdict on it
-  kvproof clauses POOL-3                    what the clause that broke says, and why it is there
+  kvproof new-adapter my_engine.py                   a pool that conforms, to put yours in the place of
+  kvproof check --backend my_engine --level sound    the verdict on it
+  kvproof clauses POOL-3                             what the clause that broke says, and why it is there
 """
 
 

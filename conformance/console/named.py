@@ -2,11 +2,11 @@
 
 import argparse
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from .exit_status import CannotRunError
 
-__all__ = ["BadInputError", "chosen", "did_you_mean", "require_used", "words_of"]
+__all__ = ["BadInputError", "chosen", "did_you_mean", "family_of", "require_used", "words_of"]
 
 _NEAR = 0.75
 """How alike a word must be to one that there is, of 1, for the message to ask whether that one was meant."""
@@ -23,13 +23,26 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {spelled[near[0]]}?" if near else ""
 
 
+def family_of(label: str) -> str:
+    """What the labels of a family of clauses begin with, such as POOL."""
+    return label.rstrip("0123456789").rstrip("-")
+
+
 def words_of(text: str) -> list[str]:
     """The words between the commas of a text; none is empty."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def chosen(option: str, given: str | None, known: Sequence[str]) -> list[str]:
+def chosen(
+    option: str, given: str | None, known: Sequence[str], family_of: Callable[[str], str] | None = None
+) -> list[str]:
     """Those of the known names that an option lists, in their own order; all where it is not given.
+
+    Args:
+        option: the option.
+        given: what it was given; None if it was not given.
+        known: the names.
+        family_of: makes of a name that of its family, which stands for all names in it; None if there are no families.
 
     Raises:
         BadInputError: it lists none, or one that is not known.
@@ -37,11 +50,13 @@ def chosen(option: str, given: str | None, known: Sequence[str]) -> list[str]:
     if given is None:
         return list(known)
     words = words_of(given)
-    strange = [word for word in words if word not in known]
+    families = {name: family_of(name) for name in known} if family_of else {}
+    strange = [word for word in words if word not in known and word not in families.values()]
     if strange or not words:
-        meant = did_you_mean(strange[0], known) if strange else ""
-        raise BadInputError(f"{option} {given}: no {', '.join(strange) or 'name'}; there are {', '.join(known)}{meant}")
-    return [name for name in known if name in words]
+        meant = did_you_mean(strange[0], [*known, *families.values()]) if strange else ""
+        there_are = meant or f"; there are {', '.join(known)}"
+        raise BadInputError(f"{option} {given}: no {', '.join(strange) or 'name'}{there_are}")
+    return [name for name in known if name in words or families.get(name) in words]
 
 
 def require_used(args: argparse.Namespace, names: Iterable[str], why: str) -> None:

@@ -72,7 +72,12 @@ class MachineReport:
         return self.tried[clause] >= (_FEW_STEPS if self.ended else _ENOUGH_STEPS)
 
     def lacks_all_of(self, clause: str) -> bool:
-        """Whether it never compared by a clause, the backend lacking something: not just because it ended early."""
+        """Whether it never compared by a clause, the backend lacking something: not just because it ended early.
+
+        Where a deviation ends each sequence with its first step, nothing is known of what else there is.
+        """
+        if self.deviations and self.steps <= self.examples:
+            return False
         ran = self.ended or not self.deviations or self.steps >= _ENOUGH_STEPS
         return bool(self.lacks) and ran and not self.tried[clause]
 

@@ -150,8 +150,11 @@ def test_a_seed_is_drawn_and_printed(capsys: pytest.CaptureFixture[str]) -> None
     [
         (["--backend", "no_such_module"], "no_such_module"),
         (["--backend", "kvproof.spec:nothing"], "nothing"),
-        (["--backend", "json"], "offers nothing"),
-        (["--clauses", "POOL-99"], "POOL-99"),
+        (["--backend", "json"], "PageTable and 26 more names of kvproof.spec"),
+        (["--backend", "kvproof.fast:CacheManager"], "PagePool = CacheManager"),
+        (["--clauses", "POOL-99"], "POOL-99; did you mean POOL-9?"),
+        (["--clauses", "POL"], "did you mean POOL?"),
+        (["--clauses", "ENG-4"], "kvproof serve-check --engine or --url does"),
         (["--clauses", ","], "--clauses"),
         (["--machines", "pools"], "pools"),
         (["--machines", "queue", "--clauses", "TAB-7"], "TAB-7"),
@@ -168,12 +171,43 @@ def test_bad_input_is_one_line(arguments: list[str], said: str, capsys: pytest.C
     assert errors.count("\n") == 1
 
 
+def test_a_family_stands_for_its_clauses(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--clauses", "TAB", "--machines", "table", "--examples", "5", "--seed", "1", "--step-timeout", "0"]
+    assert main(["check", "--backend", "kvproof.spec", *arguments]) == 0
+    assert f"{sum(label.startswith('TAB-') for label in CLAUSES)} clauses: " in capsys.readouterr().out
+
+
+def test_who_names_the_module_is_told_what_has_the_classes(broken: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--backend", broken.partition(":")[0]]) == 2
+    assert f"did you mean {broken}?" in capsys.readouterr().err
+
+
+def test_where_nothing_was_decided_the_status_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every sequence ends by POOL-3, before anything is compared by the clause that is looked at."""
+
+    class Raises(kvproof.spec.PagePool):
+        def __init__(self, *_: object, **__: object) -> None:
+            raise RuntimeError("no device")
+
+    module = ModuleType("a_raising_backend")
+    module.__dict__["PagePool"] = Raises
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    arguments = ["--clauses", "POOL-6", "--machines", "pool", "--examples", "5", "--seed", "1", "--step-timeout", "0"]
+    assert main(["check", "--backend", module.__name__, *arguments]) == 2
+    said = capsys.readouterr()
+    assert "is undecided" in said.out
+    assert said.err.startswith("kvproof check: no clause was decided; ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["no-such-command"], "no-such-command"),
         (["chek"], "did you mean check?"),
         (["check", "--examples", "many"], "many"),
+        (["check", "my_engine:backend"], "did you mean --backend my_engine:backend?"),
         (["check", "--example", "1", "--exhaustiv", "--sede", "3"], "--sede; did you mean --seed?"),
     ],
 )

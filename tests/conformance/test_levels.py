@@ -52,6 +52,43 @@ def test_bad_input_is_not_given_at_level_sound() -> None:
     assert sound.steps > 100
 
 
+def fails(*_: object, **__: object) -> None:
+    """A method that never answers."""
+    raise RuntimeError("no device")
+
+
+@pytest.mark.parametrize(
+    ("machine", "method", "clause"),
+    [
+        ("safe-pool", "__init__", "POOL-2"),
+        ("safe-pool", "get_new_pages", "POOL-2"),
+        ("safe-manager", "__init__", "MAN-2"),
+        ("safe-manager", "free", "MAN-2"),
+    ],
+)
+def test_what_raises_is_told_at_level_sound(machine: str, method: str, clause: str) -> None:
+    """POOL-3, POOL-4 and MAN-5 are not looked at there; who calls notices all the same."""
+    made = (with_pool if machine == "safe-pool" else with_manager)(fast, **{method: fails})
+    backend = Backend("raising", made)
+    report = run_machine(
+        MACHINES[machine], backend, 1, clauses=SOUND_CLAUSES, shrink_seconds=0, level="sound", examples=10
+    )
+    assert [found.clause for found in report.deviations][:1] == [clause]
+    assert "no device" in report.deviations[0].observed
+
+
+def test_a_pool_that_gives_too_few_pages_is_told_at_level_sound() -> None:
+    def get_new_pages(self, num_pages):  # type: ignore[no-untyped-def]
+        return fast.PagePool.get_new_pages(self, min(num_pages, 1))
+
+    backend = Backend("few", with_pool(fast, get_new_pages=get_new_pages))
+    report = run_machine(
+        MACHINES["safe-pool"], backend, 1, clauses=SOUND_CLAUSES, shrink_seconds=0, level="sound", examples=40
+    )
+    assert [found.clause for found in report.deviations] == ["POOL-2"]
+    assert "different pages" in report.deviations[0].expected
+
+
 _NOTING = """
 
 SIZES = []

@@ -90,6 +90,8 @@ def test_what_is_lacking_is_not_undecided() -> None:
     assert report(going_on).verdict("POOL-6") == "not offered"
     early = machine("pool", {"POOL-3": 9, "POOL-6": 0}, DEVIATION, lacks=["queue"], ended=False)
     assert report(early).verdict("POOL-6") == "undecided"
+    at_once = machine("pool", {"POOL-3": 9, "POOL-6": 0}, DEVIATION, lacks=["queue"], examples=9, steps=9)
+    assert report(at_once).verdict("POOL-6") == "undecided", "each sequence ended with its first step"
 
 
 def test_calls_are_those_on_the_backend() -> None:
