@@ -8,7 +8,6 @@ times at most; where the larger run comes second, its tokens and ids are also sh
 A run is parted so that a longer branch can be joined to its first part (`PrefixIndex` says when).
 """
 
-from array import array
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,7 +19,7 @@ __all__ = ["join", "part", "renumber", "weighs_less"]
 _T = TypeVar("_T")
 
 
-def join(head: Run, child: Run, run_cell: "array[int]") -> tuple[Run, Run]:
+def join(head: Run, child: Run, run_cell: "memoryview[int]") -> tuple[Run, Run]:
     """Joins a run and a branch of the same extra keys that left it at its end, already detached from it.
 
     Args:
@@ -81,7 +80,7 @@ def _united(own: dict[int, _T] | None, others: dict[int, _T] | None) -> dict[int
     return own
 
 
-def renumber(gone: Run, kept: Run, run_cell: "array[int]") -> None:
+def renumber(gone: Run, kept: Run, run_cell: "memoryview[int]") -> None:
     """Makes the pages and branches of one run refer to another."""
     pages = np.frombuffer(gone.pages, np.int32)
     np.frombuffer(run_cell, np.uint32)[pages[pages != 0]] = kept.number

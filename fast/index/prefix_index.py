@@ -63,10 +63,10 @@ class PrefixIndex:
     """
 
     def __init__(self, num_pages: int) -> None:
-        self.run_cell = array("I", bytes(4 * num_pages))
-        self._run_of: NDArray[np.uint32] = np.frombuffer(self.run_cell, np.uint32)
-        self._depth_cell = array("I", bytes(4 * num_pages))
-        self._depth_of: NDArray[np.uint32] = np.frombuffer(self._depth_cell, np.uint32)
+        self._run_of: NDArray[np.uint32] = np.zeros(num_pages, np.uint32)
+        self.run_cell = self._run_of.data
+        self._depth_of: NDArray[np.uint32] = np.zeros(num_pages, np.uint32)
+        self._depth_cell = self._depth_of.data
         self._lone: dict[int, bytes] = {}
         """The key of each lone page."""
         self._runs: list[Run] = [GONE]

@@ -8,7 +8,6 @@ first of them is needed.
 """
 
 import sys
-from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -104,7 +103,7 @@ class ReuseOrder:
         "shadows",
     )
 
-    def __init__(self, num_pages: int, run_cell: "array[int]", policy: EvictionPolicy, none_hash: bytes) -> None:
+    def __init__(self, num_pages: int, run_cell: "memoryview[int]", policy: EvictionPolicy, none_hash: bytes) -> None:
         self.policy = policy
         self.serves_parts = False
         self.marks = Marks(none_hash)

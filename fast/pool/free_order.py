@@ -61,7 +61,7 @@ class FreeOrder:
     )
 
     def __init__(
-        self, num_pages: int, run_cell: "array[int]", front_room: bool = False, policy: ReuseOrder | None = None
+        self, num_pages: int, run_cell: "memoryview[int]", front_room: bool = False, policy: ReuseOrder | None = None
     ) -> None:
         self._policy = policy
         self._log: FreeLog | ReuseOrder | RetainedLog = FreeLog(num_pages, front_room) if policy is None else policy
@@ -139,7 +139,7 @@ class FreeOrder:
         if not self._priority_cell:
             if not priority:
                 return
-            self._priority_cell = array("i", bytes(4 * len(self._run_cell)))
+            self._priority_cell = array("i", (0,)) * len(self._run_cell)
             self._priority_of = np.frombuffer(self._priority_cell, np.int32)
         changes = priority != self._priority_cell[page]
         if changes and is_free:

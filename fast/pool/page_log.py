@@ -41,7 +41,7 @@ class PageLog:
     @staticmethod
     def places(num_pages: int) -> "array[int]":
         """The column of places of a pool's pages."""
-        return array("i", bytes(4 * num_pages))
+        return array("i", (0,)) * num_pages
 
     def first(self) -> int:
         """The first page; there must be one. O(1) amortised."""

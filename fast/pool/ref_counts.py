@@ -1,7 +1,5 @@
 """POOL-5, POOL-6: how often each page of a pool is referenced."""
 
-from array import array
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,8 +22,8 @@ class RefCounts:
     __slots__ = ("cell", "of")
 
     def __init__(self, num_pages: int) -> None:
-        self.cell = array("i", bytes(4 * num_pages))
-        self.of: NDArray[np.int32] = np.frombuffer(self.cell, np.int32)
+        self.of: NDArray[np.int32] = np.zeros(num_pages, np.int32)
+        self.cell = self.of.data
 
     def num_free(self, pages: NDArray[np.int64]) -> int:
         """The number of ``pages`` that are free. O(pages)."""

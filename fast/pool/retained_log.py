@@ -3,8 +3,6 @@
 Pages without a hash at the front of the log hold nothing, and are taken before those of second class.
 """
 
-from array import array
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,7 +27,7 @@ class RetainedLog:
 
     __slots__ = ("_is_second", "_policy", "_run_of", "first", "second")
 
-    def __init__(self, num_pages: int, run_cell: "array[int]", policy: ReuseOrder | None) -> None:
+    def __init__(self, num_pages: int, run_cell: "memoryview[int]", policy: ReuseOrder | None) -> None:
         self._policy = policy
         self.first = FreeLog(num_pages, front_room=True) if policy is None else policy
         self.second = FreeLog(num_pages)
