@@ -19,6 +19,9 @@ from ..strategies import PlainRequest, group_mixes
 
 MAX_LEN = 20
 
+ROWS = 32
+"""The most requests that live at once: a test of 30 calls admits no more."""
+
 
 class ReadOnly(Sequence[int]):
     """A list that can't be changed; slices of it are lists of their own, as vLLM has them."""
@@ -59,7 +62,7 @@ class Twins:
         )
         sizes = [group.kv_cache_spec.page_size for group in mix]
         self.follower = fast.CacheFollower() if options.get("enable_events") else None
-        self.tables = fast.MultiGroupPageTable(8, longest, 64, sizes)
+        self.tables = fast.MultiGroupPageTable(ROWS, longest, 64, sizes)
         self.live: dict[str, fast.Request | PlainRequest] = {}
         self.given: dict[str, int] = {}
         self.num_requests = 0
