@@ -7,6 +7,7 @@ lead somewhere there too; here they become those of the site.
 import posixpath
 import re
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -87,9 +88,16 @@ def _clauses() -> Iterator[str]:
         if clause["reports"]:
             yield "What systems did, and the seeded bug of that name does:\n"
             yield "\n".join(f"- `{name}`: {says}" for name, says in clause["reports"].items()) + "\n"
-        for title in ("implemented", "checked"):
-            names = ", ".join(f"`{name}`" for name in clause[title])
-            yield f"**{title.capitalize()} by** {names or 'nothing'}\n"
+        implemented = ", ".join(f"`{name}`" for name in clause["implemented"])
+        yield f"**Implemented by** {implemented or 'nothing'}\n"
+        yield f"**Checked by** {', '.join(_checking(clause['checked'])) or 'nothing'}\n"
+
+
+def _checking(names: list[str]) -> Iterator[str]:
+    """What checks a clause, by machine: the step, or of several their number, as some clauses are looked at in all."""
+    for machine, steps in groupby(names, lambda name: name.partition(".")[0]):
+        first, *others = steps
+        yield f"`{first}`" if not others else f"`{machine}` in {len(others) + 1} steps"
 
 
 def _reference() -> Iterator[tuple[str, str]]:

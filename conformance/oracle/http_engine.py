@@ -106,8 +106,9 @@ class HttpEngine:
             if isinstance(error, _StatusError) and error.status in (401, 403):
                 raise UnusableError(f"{self._url} wants a key, and none is sent: {error}") from error
             said = "it is empty" if isinstance(error, IndexError) else error
+            meant = "" if self._path.endswith("/v1") else f"did you mean {self._url.rstrip('/')}/v1? Otherwise "
             raise UnusableError(
-                f"{self._url}: no list of models at /models ({said}); name one: --served-model"
+                f"{self._url}: no list of models at /models ({said}); {meant}name one: --served-model"
             ) from error
         except LostError as error:
             raise UnusableError(f"{self._url}: {error}") from error

@@ -59,6 +59,10 @@ pool.get_new_pages(2)
     "R2": f"""\
 {_LIVE}b = Request("b", [1, 2, 3, 9, 5])
 manager.get_computed_pages(b)
+other = Request("c", [7, 8])
+pages = manager.page_pool.get_new_pages(1)
+keys = hash_request_tokens(sha256, 2, b)
+manager.page_pool.cache_full_pages(other, pages, keys[:1], 0, 1, 2, 0)  # refused
 """,
     "POOL-1": """\
 pool = PagePool(2, True)
@@ -176,7 +180,11 @@ manager.get_computed_pages(b)
 """,
     "HASH-3": """\
 a = Request("a", [1, 2, 3, 4, 5])
-hash_request_tokens(sha256, 2, a)
+keys = hash_request_tokens(sha256, 2, a)
+pool = PagePool(4, True)
+pages = pool.get_new_pages(3)
+pool.cache_full_pages(a, pages, keys, 0, 2, 2, 0)
+pool.cache_full_pages(a, pages, keys, 2, 3, 2, 0)  # refused
 """,
     "MAN-1": f"""\
 {_LIVE}b = Request("b", [1, 2, 3, 4, 9])
@@ -213,6 +221,8 @@ manager.allocate_slots(b, 2)  # refused
 """,
     "MAN-7": f"""\
 {_LAYERS}window = SlidingWindowSpec(page_size=2, num_kv_heads=1, head_size=8, dtype="float32", sliding_window=4)
+none = SlidingWindowSpec(page_size=2, num_kv_heads=1, head_size=8, dtype="float32", sliding_window=0)
+CacheManager(8, [CacheGroupSpec(none)], max_model_len=16)  # refused
 manager = CacheManager(8, [CacheGroupSpec(layers), CacheGroupSpec(window)], max_model_len=16)
 a = Request("a", [1, 2, 3, 4, 5])
 manager.allocate_slots(a, 5)
@@ -260,6 +270,8 @@ manager.take_events()
 manager = CacheManager(9, [CacheGroupSpec(layers), CacheGroupSpec(state)], max_model_len=16)
 a = Request("a", [1, 2, 3, 4, 5])
 manager.allocate_slots(a, 4)
+a.num_computed_tokens = 3
+manager.allocate_slots(a, 1)  # refused
 a.num_computed_tokens = 4
 manager.allocate_slots(a, 1)
 b = Request("b", [1, 2, 3, 4, 9])
@@ -396,6 +408,7 @@ a = Request("a", [1, 2, 3, 4, 5])
 manager.allocate_slots(a, 5)
 a.num_computed_tokens = 5
 manager.swap_out(a)
+manager.swap_in(a)  # refused
 manager.swap_done(0)
 manager.swap_in(a)
 """,

@@ -339,6 +339,12 @@ def test_a_server_that_cannot_be_asked_is_told_in_a_line(
     assert "nothing makes a request cold" not in said.out
 
 
+def test_an_address_without_its_v1_is_told_the_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    with served(TextEngine()) as url:
+        assert main(["serve-check", "--url", url.removesuffix("v1"), "--seed", "1"]) == 2
+    assert f"did you mean {url}?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "refused", [{"seed"}, {"logprobs"}, {"seed", "logprobs"}], ids=lambda refused: " and ".join(sorted(refused))
 )
