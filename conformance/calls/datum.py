@@ -300,7 +300,7 @@ def written(value: Any, shown: Callable[[Ref], str] = str) -> str:
     if isinstance(value, Key):
         owner = "no page" if value.made_by_hand else f"page {value.place}"
         return f"<key of {owner} of {list(value.prompt.tokens)}>"
-    return str(value) if isinstance(value, np.generic) or hasattr(value, "made_on") else repr(value)
+    return str(value) if hasattr(value, "made_on") else repr(value)
 
 
 def mended(steps: Sequence[Any]) -> tuple[Any, ...]:

@@ -153,7 +153,10 @@ def _key_from(members: dict[str, Part]) -> Key:
     return Key(prompt, members["page_size"].integer(minimum=1), members["key"].integer(), by_hand, group)
 
 
-_DTYPES = ("bool", "int8", "uint8", "int16", "int32", "uint32", "int64", "float16", "float32", "float64", "bfloat16")
+_DTYPES = (
+    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    *("float16", "float32", "float64", "bfloat16"),
+)
 
 
 def _array_to_json(array: Any) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class Source:
 
     def counted(self, number: int) -> Any:
         """A number as an engine hands it over: now and then as one of numpy's."""
-        return np.int64(number) if self.rarely() else number
+        return self.one_of((np.int64, np.int32))(number) if self.rarely() else number
 
     def spelling(self, options: Sequence[Spelling], iterables: bool = True) -> Spelling:
         """How a list is handed over: as a list where only lists are taken."""

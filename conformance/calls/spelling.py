@@ -1,8 +1,9 @@
 """Spellings: the ways in which an engine hands over a list, each with the Python source that makes it again.
 
-A list of page ids, rows, counts or tokens may come as a list, as a tuple, as another sequence, as an iterator, or as
-an array of some integer type, which need not be contiguous (R1). The machines draw a spelling beside the values, hand
-both sides the same one, and show it.
+A list of page ids, rows, counts or tokens may come as a list of ints or of numpy's integers, as a tuple, as another
+sequence, as an iterator, or as an array of any integer type, a narrow or an unsigned one too, which need not be
+contiguous and may run backwards (R1). The machines draw a spelling beside the values, hand both sides the same one, and
+show it.
 """
 
 import enum
@@ -55,19 +56,26 @@ class Spelling(enum.Enum):
     TUPLE = enum.auto()
     READ_ONLY = enum.auto()
     ITERATOR = enum.auto()
+    SCALARS = enum.auto()
     INT32 = enum.auto()
     INT64 = enum.auto()
+    UINT64 = enum.auto()
+    NARROW = enum.auto()
     COLUMN32 = enum.auto()
     COLUMN64 = enum.auto()
+    REVERSED32 = enum.auto()
 
     def of(self, values: Iterable[Any]) -> Any:
         """Some values, spelled. Those of an array are ints, or lists of ints, all of one length."""
         given = list(values)
         if self in _SEQUENCES:
             return _SEQUENCES[self](given)
-        array = np.array(given, _DTYPES[self])
-        # beside each number of a column lies another one, which shows where strides are not heeded
-        return np.stack([array, ~array], -1)[..., 0] if self in _COLUMNS else array
+        if self is Spelling.SCALARS:
+            return _scalars(given)
+        array = np.array(given, self._dtype(given))
+        if self in _COLUMNS:  # beside each number lies another one, which shows where strides are not heeded
+            return np.stack([array, ~array], -1)[..., 0]
+        return np.ascontiguousarray(array[..., ::-1])[..., ::-1] if self is Spelling.REVERSED32 else array
 
     def source(self, values: Iterable[Any], each: Callable[[Any], str] = repr) -> str:
         """The spelled values as Python source.
@@ -80,21 +88,44 @@ class Spelling(enum.Enum):
         if self in _SEQUENCES:
             inner = ", ".join(map(each, given))
             return _SOURCES[self].format(f"{inner}," if self is Spelling.TUPLE and len(given) == 1 else inner)
-        array = f"np.array({self._nested(given, each)}, np.{_DTYPES[self].__name__})"
+        nested = self._nested(given, each)
+        if self is Spelling.SCALARS:
+            return nested
+        array = f"np.array({nested}, np.{self._dtype(given).__name__})"
         is_empty = all(value == [] for value in given)
-        return f"{array}[..., 0]" if self in _COLUMNS and not is_empty else array
+        return array if is_empty else array + _VIEWS.get(self, "")
 
     def _nested(self, given: list[Any], each: Callable[[Any], str]) -> str:
         def one(value: Any) -> str:
             if isinstance(value, list):
                 return self._nested(value, each)
+            if self is Spelling.SCALARS:
+                return f"np.int64({each(value)})"
             return f"[{each(value)}, ~{each(value)}]" if self in _COLUMNS else each(value)
 
-        return f"[{', '.join(map(one, given))}]"
+        is_innermost = not any(isinstance(value, list) for value in given)
+        turned = given[::-1] if self is Spelling.REVERSED32 and is_innermost else given
+        return f"[{', '.join(map(one, turned))}]"
+
+    def _dtype(self, given: list[Any]) -> type[Any]:
+        """The integer type of the array; entries that are still to be looked up are taken as small."""
+        if self in _DTYPES:
+            return _DTYPES[self]
+        numbers = [0, *(int(number) for number in _flat(given) if isinstance(number, int | np.integer))]
+        return _first_holding(numbers, (np.uint64, np.int64) if self is Spelling.UINT64 else _NARROWEST_FIRST)
 
     def simpler(self) -> Iterator["Spelling"]:
         """The simplest spellings: whichever is shorter to show is kept."""
         yield from (simple for simple in (Spelling.LIST, Spelling.INT32) if simple is not self)
+
+
+def _flat(values: list[Any]) -> Iterator[Any]:
+    for value in values:
+        yield from _flat(value) if isinstance(value, list) else (value,)
+
+
+def _scalars(values: list[Any]) -> list[Any]:
+    return [_scalars(value) if isinstance(value, list) else np.int64(value) for value in values]
 
 
 _SEQUENCES: dict[Spelling, Callable[[list[Any]], Any]] = {
@@ -114,8 +145,17 @@ _DTYPES: dict[Spelling, type[Any]] = {
     Spelling.INT64: np.int64,
     Spelling.COLUMN32: np.int32,
     Spelling.COLUMN64: np.int64,
+    Spelling.REVERSED32: np.int32,
 }
+_NARROWEST_FIRST: tuple[type[Any], ...] = (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.int64)
 _COLUMNS = frozenset({Spelling.COLUMN32, Spelling.COLUMN64})
+_VIEWS = dict.fromkeys(_COLUMNS, "[..., 0]") | {Spelling.REVERSED32: "[..., ::-1]"}
+
+
+def _first_holding(numbers: list[int], types: Sequence[type[Any]]) -> type[Any]:
+    least, most = min(numbers), max(numbers)
+    return next(dtype for dtype in types if np.iinfo(dtype).min <= least and most <= np.iinfo(dtype).max)
+
 
 OBJECTS = tuple(_SEQUENCES)
 """Spellings of a list of anything, of pages for one."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .patching import with_manager, with_pool, with_table
+from .patching import whole, with_manager, with_pool, with_table
 from .registry import FORESEEN, seeded
 
 __all__: list[str] = []
@@ -48,8 +48,13 @@ def _with_tokens(fast: ModuleType, read: Any) -> SimpleNamespace:
 
 
 def _as_contiguous(values: Any) -> Any:
-    """The entries that lie one behind another from where an array begins, as many as it has."""
-    is_strided = isinstance(values, np.ndarray) and values.ndim == 1 and values.size and not values.flags.c_contiguous
+    """The entries that lie one behind another from where an array begins, as many as it has.
+
+    In one that runs backwards they would lie past its end: it is read right.
+    """
+    is_strided = (
+        isinstance(values, np.ndarray) and values.ndim == 1 and values.size and values.strides[0] > values.itemsize
+    )
     return np.lib.stride_tricks.as_strided(values, strides=(values.itemsize,)) if is_strided else values
 
 
@@ -100,3 +105,38 @@ def iterator_read_twice(fast: ModuleType) -> SimpleNamespace:
         fast.PagePool.free_pages(self, ordered_pages)
 
     return with_pool(fast, free_pages=free_pages)
+
+
+@seeded(FORESEEN, "R2", "manager", also=("MAN-1", "MAN-3", "HASH-3"))
+def tokens_of_numpy_are_other_tokens(fast: ModuleType) -> SimpleNamespace:
+    """Tokens in a list are told apart by their text, which of a numpy integer names its type."""
+
+    def read(tokens: Any) -> Any:
+        listed = isinstance(tokens, list) and any(isinstance(token, np.integer) for token in tokens)
+        return [int(token) + 1 for token in tokens] if listed else tokens
+
+    return _with_tokens(fast, read)
+
+
+@seeded(FORESEEN, "TAB-2", "table", also=("TAB-1",))
+def backward_rows_read_forwards(fast: ModuleType) -> SimpleNamespace:
+    """Row numbers of an array are read as they lie in memory: where its stride is negative, in the other order."""
+
+    def append_rows_batch(self: Any, page_ids: Any, req_indices: Any) -> None:
+        runs_backwards = isinstance(req_indices, np.ndarray) and req_indices.size > 1 and req_indices.strides[0] < 0
+        fast.PageTable.append_rows_batch(self, page_ids, req_indices[::-1] if runs_backwards else req_indices)
+
+    return with_table(fast, append_rows_batch=append_rows_batch)
+
+
+@seeded(FORESEEN, "TAB-7", "table", also=("R1",))
+def unsigned_positions_become_floats(fast: ModuleType) -> SimpleNamespace:
+    """Positions of a uint64 array are divided by an int64, which makes floats of them: no place in any array."""
+
+    def slot_mapping(self: Any, req_indices: Any, positions: Any, page_size: Any) -> Any:
+        is_good = whole(page_size) and page_size > 0
+        if is_good and isinstance(positions, np.ndarray) and positions.dtype == np.uint64 and positions.size:
+            self.page_table_cpu[0, positions // np.int64(page_size)]
+        return fast.PageTable.slot_mapping(self, req_indices, positions, page_size)
+
+    return with_table(fast, slot_mapping=slot_mapping)

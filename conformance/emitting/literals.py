@@ -127,6 +127,8 @@ class Literals:
             raise UnrenderableError(f"an array {value.dtype}{list(value.shape)}")
         if value.base is not None and not value.flags.c_contiguous and _is_first_column(value.base, value):
             return f"{self._array(value.base)}[..., 0]"  # whoever does not heed strides reads the other columns
+        if value.size > 1 and value.strides[-1] < 0:
+            return f"{self._array(np.ascontiguousarray(value[..., ::-1]))}[..., ::-1]"
         made = f"{self.numpy()}.array({self.of(value.tolist())}, np.{kind})"
         return made if value.size else f"{made}.reshape({value.shape})"
 

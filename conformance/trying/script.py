@@ -172,7 +172,10 @@ _VALUES: Mapping[str, Callable[..., Any]] = {
 } | {"list": list, "tuple": tuple, "range": range, "float": float}
 """What a file may make of plain values, by name."""
 
-_NUMBERS = ("int8", "uint8", "int16", "int32", "int64", "float16", "float32", "float64", "bool_")
+_NUMBERS = (
+    *("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    *("float16", "float32", "float64", "bool_"),
+)
 _OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

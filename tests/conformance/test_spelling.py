@@ -24,8 +24,13 @@ def alike(one: Any, other: Any) -> bool:
     """Whether two arguments are the same to whoever reads them, whatever lies between the entries of an array."""
     if isinstance(one, np.ndarray):
         same = one.dtype == other.dtype and one.tolist() == other.tolist()
-        return bool(same and one.flags.c_contiguous == other.flags.c_contiguous)
-    return type(one) is type(other) and list(one) == list(other)
+        return bool(same and (one.size < 2 or one.strides == other.strides))
+    entries = list(one), list(other)
+    return (
+        type(one) is type(other)
+        and entries[0] == entries[1]
+        and list(map(type, entries[0])) == list(map(type, entries[1]))
+    )
 
 
 @given(spelling=st.sampled_from(NUMBERS), values=numbers)
@@ -79,3 +84,34 @@ def test_a_column_lies_between_other_numbers(spelling: Spelling) -> None:
     if spelling in (Spelling.COLUMN32, Spelling.COLUMN64):
         assert made.base.ravel().tolist() == [1, -2, 2, -3, 3, -4]
     assert list(made) == [1, 2, 3]
+
+
+def test_an_array_that_runs_backwards_lies_in_memory_the_other_way_round() -> None:
+    made = Spelling.REVERSED32.of([1, 2, 3])
+    assert made.strides == (-4,)
+    assert made.base.tolist() == [3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([], "uint8"),
+        ([255], "uint8"),
+        ([-1, 5], "int8"),
+        ([256], "uint16"),
+        ([-1, 2**31 - 1], "int32"),
+        ([2**31], "uint32"),
+        ([-1, 2**31], "int64"),
+    ],
+)
+def test_a_narrow_array_is_of_the_narrowest_type_that_holds_all_numbers(values: list[int], dtype: str) -> None:
+    assert Spelling.NARROW.of(values).dtype == dtype
+
+
+def test_an_unsigned_array_holds_no_negative_number() -> None:
+    assert Spelling.UINT64.of([1]).dtype == np.uint64
+    assert Spelling.UINT64.of([-1]).dtype == np.int64
+
+
+def test_numpy_integers_are_ints() -> None:
+    assert {type(number) for number in Spelling.SCALARS.of([1, 2])} == {np.int64}
