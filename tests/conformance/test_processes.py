@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,26 @@ from hypothesis import strategies as st
 
 from kvproof import fast
 from kvproof.conformance import record
+from kvproof.conformance.cli import main
 from kvproof.conformance.console.exit_status import CannotRunError
 from kvproof.conformance.console.writing import require_writable, write_file
 from kvproof.conformance.report.document import machine_from_json
 
 KVPROOF = [sys.executable, "-m", "kvproof.conformance"]
 
+Run = Callable[..., tuple[int, str]]
 
-def kvproof(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*KVPROOF, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+
+@pytest.fixture
+def kvproof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command in an empty folder and in this process; returns its status and what it says of errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str]:
+        capsys.readouterr()
+        return main(arguments), capsys.readouterr().err
+
+    return run
 
 
 def started(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
@@ -60,7 +72,7 @@ def test_serve_check_is_interrupted_and_ends_by_itself(seconds: float, tmp_path:
     assert "kvproof serve-check: interrupted" in errors
 
 
-def test_a_report_of_before_stays_until_there_is_another(tmp_path: Path) -> None:
+def test_a_report_of_before_stays_until_there_is_another(kvproof: Run, tmp_path: Path) -> None:
     for name in ("report.json", "report.xml"):
         (tmp_path / name).write_text("of before")
     files = ["--json", "report.json", "--junit", "report.xml"]
@@ -69,7 +81,7 @@ def test_a_report_of_before_stays_until_there_is_another(tmp_path: Path) -> None
     assert running.stdout.readline() == "seed 1\n"
     os.killpg(running.pid, signal.SIGKILL)
     running.communicate(timeout=60)
-    assert kvproof(tmp_path, "check", "--backend", "json", *files).returncode == 2
+    assert kvproof("check", "--backend", "json", *files)[0] == 2
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
         "report.json": "of before",
         "report.xml": "of before",
@@ -77,50 +89,48 @@ def test_a_report_of_before_stays_until_there_is_another(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("command", [["show", "engine.log", "-o"], ["shrink", "engine.log", "-o"]])
-def test_a_command_does_not_write_over_what_it_reads(command: list[str], log: Path) -> None:
+def test_a_command_does_not_write_over_what_it_reads(command: list[str], log: Path, kvproof: Run) -> None:
     (log.parent / "link.log").symlink_to(log)
     before = log.read_bytes()
     for name in ("engine.log", "./engine.log", "link.log"):
-        done = kvproof(log.parent, *command, name)
-        assert done.returncode == 2
-        assert done.stderr == f"kvproof {command[0]}: {Path(name)}: is the file that is read\n"
+        assert kvproof(*command, name) == (2, f"kvproof {command[0]}: {Path(name)}: is the file that is read\n")
     assert log.read_bytes() == before
 
 
-def test_a_page_that_cannot_be_drawn_leaves_the_one_of_before(tmp_path: Path) -> None:
+def test_a_page_that_cannot_be_drawn_leaves_the_one_of_before(kvproof: Run, tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text("of before")
     (tmp_path / "engine.log").write_text("no log\n")
-    assert kvproof(tmp_path, "show", "engine.log", "-o", "page.html").returncode == 2
+    assert kvproof("show", "engine.log", "-o", "page.html")[0] == 2
     assert (tmp_path / "page.html").read_text() == "of before"
 
 
 @pytest.mark.parametrize("kind", ["\x1b[2J", "x\nkvproof replay: fine", "\u202ex" * 1000])
-def test_a_header_commands_no_terminal(kind: str, tmp_path: Path) -> None:
+def test_a_header_commands_no_terminal(kind: str, kvproof: Run, tmp_path: Path) -> None:
     """SEC-4: one line, and nothing in it but what is printable."""
     (tmp_path / "trace.jsonl").write_text(json.dumps({"kvproof": kind, "version": 1}) + "\n")
-    done = kvproof(tmp_path, "replay", "trace.jsonl")
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    status, errors = kvproof("replay", "trace.jsonl")
+    assert status == 2
+    (line,) = errors.splitlines()
     assert line.isprintable()
     assert len(line) < 300
 
 
 @pytest.mark.parametrize("command", ["serve-check", "check", "strength", "replay --synthetic 9"])
-def test_a_negative_seed_is_refused(command: str, tmp_path: Path) -> None:
+def test_a_negative_seed_is_refused(command: str, kvproof: Run) -> None:
     name, *arguments = command.split()
-    done = kvproof(tmp_path, name, *arguments, "--seed", "-1")
-    assert (done.returncode, done.stderr) == (2, f"kvproof {name}: --seed -1 must not be negative\n")
+    assert kvproof(name, *arguments, "--seed", "-1") == (2, f"kvproof {name}: --seed -1 must not be negative\n")
 
 
-def test_a_state_that_is_none_is_one_line(tmp_path: Path) -> None:
+def test_a_state_that_is_none_is_one_line(kvproof: Run, tmp_path: Path) -> None:
     arguments = ["check", "--profile", "deep", "--state", "deep.json", "--machines", "queue", "--examples", "2"]
-    assert kvproof(tmp_path, *arguments, "--hours", "0.0001", "--seed", "1").returncode == 0
+    arguments += ["--jobs", "1", "--step-timeout", "0"]
+    assert kvproof(*arguments, "--hours", "0.0001", "--seed", "1")[0] == 0
     state = json.loads((tmp_path / "deep.json").read_text())
     (tmp_path / "deep.json").write_text(json.dumps(state | {"machines": ["x"]}))
-    done = kvproof(tmp_path, *arguments)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith("kvproof check: --state deep.json cannot be gone on from: ")
-    assert done.stderr.count("\n") == 1
+    status, errors = kvproof(*arguments)
+    assert status == 2, errors
+    assert errors.startswith("kvproof check: --state deep.json cannot be gone on from: ")
+    assert errors.count("\n") == 1
 
 
 JUNK = st.recursive(st.none() | st.integers() | st.text(max_size=3), lambda inner: st.lists(inner, max_size=2))
@@ -133,7 +143,9 @@ def test_a_machines_report_that_is_none_is_refused(document: Any) -> None:
         machine_from_json(document)
 
 
-@pytest.mark.parametrize("command", ["clauses", "check --profile quick --machines queue --seed 1", "--help"])
+@pytest.mark.parametrize(
+    "command", ["clauses", "check --examples 9 --machines queue --seed 1 --jobs 1 --step-timeout 0", "--help"]
+)
 def test_a_reader_that_leaves_changes_no_verdict(command: str, tmp_path: Path) -> None:
     """``kvproof ... | head -1``: the status 1 would say that the backend deviates."""
     running = started(tmp_path, *command.split())
