@@ -3,6 +3,7 @@
 import json
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,7 +116,8 @@ def test_no_counterexample_of_level_sound_is_bad_input(tmp_path: Path, monkeypat
     assert right in made
     file.write_text(made.replace(right, right.replace("== 0", "== 0 and page.page_hash is None")) + _NOTING)
     machine, backend = MACHINES["safe-pool"], load_backend("lenient_adapter")
-    found = run_machine(machine, backend, 1, clauses=SOUND_CLAUSES, level="sound", seconds=600.0)
+    search: dict[str, Any] = {"examples": 20, "shrinking": 1.0, "seconds": 600.0}
+    found = run_machine(machine, backend, 1, clauses=SOUND_CLAUSES, level="sound", **search)
     assert len(found.deviations) > 3
     assert min(backend.get("SIZES")) > 1, "the backend was asked for it, too"
     for deviation in found.deviations:

@@ -60,7 +60,7 @@ def check_attention(kernels: Any, drawn: Holes) -> None:
 
 
 @given(drawn=holes())
-@settings(max_examples=5)
+@settings(max_examples=3)
 def test_kernels_for_keys_and_values(kernels: Any, drawn: Holes) -> None:
     """ATT-1, ATT-3: wherever the holes are, and whichever kernel would have taken the sequence."""
     check_attention(kernels, drawn)
@@ -78,7 +78,7 @@ def check_latents(drawn: Holes) -> None:
 
 
 @given(drawn=holes())
-@settings(max_examples=5)
+@settings(max_examples=3)
 def test_the_kernel_for_latents(drawn: Holes) -> None:
     """ATT-1, ATT-3."""
     check_latents(drawn)
