@@ -5,39 +5,28 @@ from typing import Any
 
 import numpy as np
 
-from .device_patching import with_function
-from .patching import with_coordinator, with_part
+from .patching import replaced, with_coordinator, with_part
 from .registry import FORESEEN, OWN, seeded
 
 __all__: list[str] = []
 
 
-@seeded(FORESEEN, "MAN-17", "amid")
-def the_last_slot_is_not_copied(fast: ModuleType) -> SimpleNamespace:
+@seeded(FORESEEN, "MAN-17", "amid", by=replaced("CacheCoordinator.take_page_copies"))
+def the_last_slot_is_not_copied(fast: ModuleType, self: Any) -> list[Any]:
     """Copies end a slot before the hit does: the last token found is neither copied nor computed."""
-    coordinator = fast.groups.coordinator.CacheCoordinator
-
-    def take_page_copies(self: Any) -> list[Any]:
-        return [
-            copy._replace(num_tokens=copy.num_tokens - 1) if hasattr(copy, "num_tokens") else copy
-            for copy in coordinator.take_page_copies(self)
-        ]
-
-    return with_coordinator(fast, take_page_copies=take_page_copies)
+    return [
+        copy._replace(num_tokens=copy.num_tokens - 1) if hasattr(copy, "num_tokens") else copy
+        for copy in fast.groups.coordinator.CacheCoordinator.take_page_copies(self)
+    ]
 
 
-@seeded(FORESEEN, "MAN-17", "cache")
-def slots_behind_those_named_are_copied(fast: ModuleType) -> SimpleNamespace:
+@seeded(FORESEEN, "MAN-17", "cache", by=replaced("copy_pages"))
+def slots_behind_those_named_are_copied(
+    fast: ModuleType, pages: Any, sources: Any, destinations: Any, num_slots: Any = None, **options: Any
+) -> Any:
     """A copy of some of a page's slots takes one more: what another request wrote there is read as one's own."""
-
-    def build(copy_pages: Any) -> Any:
-        def copy_more(pages: Any, sources: Any, destinations: Any, num_slots: Any = None, **options: Any) -> Any:
-            more = num_slots + 1 if getattr(num_slots, "dtype", None) == np.int32 else num_slots
-            return copy_pages(pages, sources, destinations, more, **options)
-
-        return copy_more
-
-    return with_function(fast, "copy_pages", build)
+    more = num_slots + 1 if getattr(num_slots, "dtype", None) == np.int32 else num_slots
+    return fast.copy_pages(pages, sources, destinations, more, **options)
 
 
 @seeded(FORESEEN, "MAN-17", "amid", also=("MAN-2", "POOL-2", "POOL-5", "POOL-10"))
@@ -75,49 +64,34 @@ def sources_are_let_go_before_the_copy(fast: ModuleType) -> SimpleNamespace:
     return with_coordinator(fast, **members, held_counts=property(held_counts))
 
 
-@seeded(FORESEEN, "MAN-17", "amid")
-def hits_are_counted_in_whole_pages(fast: ModuleType) -> SimpleNamespace:
+@seeded(FORESEEN, "MAN-17", "amid", by=replaced("CacheCoordinator.find_longest_cache_hit"))
+def hits_are_counted_in_whole_pages(fast: ModuleType, self: Any, *args: Any, **options: Any) -> Any:
     """A hit's tokens are the pages found times their size: what is found of one more page is not hit."""
-    coordinator = fast.groups.coordinator.CacheCoordinator
-
-    def find_longest_cache_hit(self: Any, *args: Any, **options: Any) -> Any:
-        hits, _ = coordinator.find_longest_cache_hit(self, *args, **options)
-        return hits, len(hits[0]) * self.groups[0].page_size if hits else 0
-
-    return with_coordinator(fast, find_longest_cache_hit=find_longest_cache_hit)
+    hits, _ = fast.groups.coordinator.CacheCoordinator.find_longest_cache_hit(self, *args, **options)
+    return hits, len(hits[0]) * self.groups[0].page_size if hits else 0
 
 
-@seeded(FORESEEN, "MAN-17", "amid", also=("MAN-3", "R2"))
-def copies_inherit_the_key(fast: ModuleType) -> SimpleNamespace:
+@seeded(FORESEEN, "MAN-17", "amid", also=("MAN-3", "R2"), by=replaced("CacheCoordinator.admit"))
+def copies_inherit_the_key(fast: ModuleType, self: Any, request: Any, request_id: str, *args: Any) -> Any:
     """A page is cached under the key of the full page that its first tokens are copied from, whatever follows them."""
-    coordinator = fast.groups.coordinator.CacheCoordinator
-
-    def admit(self: Any, request: Any, request_id: str, *args: Any) -> Any:
-        new = coordinator.admit(self, request, request_id, *args)
-        for owner, copy in self.queued_copies if new is not None else ():
-            if owner == request_id and hasattr(copy, "num_tokens"):
-                group, slot = self.groups[copy.group_id], self.live.slot_of[request_id]
-                place = int(group.num_hits[slot])
-                after = int(group.page_at(slot, place - 1)) if place else 0
-                run, inner = self.page_pool.index.place(copy.source)
-                tokens, is_new = run.page_tokens(inner), place == group.num_published[slot]
-                if len(tokens) == group.tree.page_bytes and is_new and (after or not place):
-                    keys = self.page_pool.keys.ahead(group.tree, tokens, group.segments[slot], place, after)
-                    self.publisher.publish(slot, (group, place, after, place + 1, tokens, keys))
-        return new
-
-    return with_coordinator(fast, admit=admit)
+    new = fast.groups.coordinator.CacheCoordinator.admit(self, request, request_id, *args)
+    for owner, copy in self.queued_copies if new is not None else ():
+        if owner == request_id and hasattr(copy, "num_tokens"):
+            group, slot = self.groups[copy.group_id], self.live.slot_of[request_id]
+            place = int(group.num_hits[slot])
+            after = int(group.page_at(slot, place - 1)) if place else 0
+            run, inner = self.page_pool.index.place(copy.source)
+            tokens, is_new = run.page_tokens(inner), place == group.num_published[slot]
+            if len(tokens) == group.tree.page_bytes and is_new and (after or not place):
+                keys = self.page_pool.keys.ahead(group.tree, tokens, group.segments[slot], place, after)
+                self.publisher.publish(slot, (group, place, after, place + 1, tokens, keys))
+    return new
 
 
-@seeded(FORESEEN, "MAN-17", "amid", also=("SWAP-1", "MAN-2", "MAN-5"))
-def what_waits_for_a_copy_is_swapped_out(fast: ModuleType) -> SimpleNamespace:
+@seeded(FORESEEN, "MAN-17", "amid", also=("SWAP-1", "MAN-2", "MAN-5"), by=replaced("CacheCoordinator.undo_copies"))
+def what_waits_for_a_copy_is_swapped_out(fast: ModuleType, self: Any, slot: int) -> None:
     """A request is swapped out before its copies ran: the host gets the page that they were to fill, as it was."""
-    release = fast.groups.page_copies.release_sources
-
-    def undo_copies(self: Any, slot: int) -> None:
-        release(self.page_pool, self._drop_copies(self.live.ids[slot]))
-
-    return with_coordinator(fast, undo_copies=undo_copies)
+    fast.groups.page_copies.release_sources(self.page_pool, self._drop_copies(self.live.ids[slot]))
 
 
 @seeded(OWN, "MAN-17", "amid", also=("SWAP-1", "R2"))

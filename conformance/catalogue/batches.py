@@ -1,12 +1,12 @@
 """Faults of the batched step: its result is not what the single calls would have made."""
 
 from itertools import pairwise
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from .patching import derived, with_manager
+from .patching import replaced
 from .registry import FORESEEN, OWN, seeded
 
 __all__: list[str] = []
@@ -20,137 +20,123 @@ def _listed(values: Any) -> Any:
         return values
 
 
-@seeded(33, "MAN-11", "batch", also=("MAN-7",))
-def one_table_for_all_groups(fast: ModuleType) -> SimpleNamespace:
+@seeded(33, "MAN-11", "batch", also=("MAN-7",), by=replaced("CacheManager.allocate_slots_batch"))
+def one_table_for_all_groups(
+    fast: ModuleType, self: Any, slots: Any, *args: Any, rows: Any = None, **options: Any
+) -> Any:
     """The first group's pages are written into every group's table, so that the others' are never read (EasyDeL)."""
-
-    def allocate_slots_batch(self: Any, slots: Any, *args: Any, rows: Any = None, **options: Any) -> Any:
-        slots, rows = _listed(slots), _listed(rows)
-        batch = fast.CacheManager.allocate_slots_batch(self, slots, *args, rows=rows, **options)
-        for place in batch.granted.nonzero()[0].tolist() if rows is not None else ():
-            pages = self.coordinator.groups[0].pages(slots[place])
-            for table in options["tables"].page_tables[1:]:
-                table.add_row(pages[: table.max_num_pages_per_req], rows[place])
-        return batch
-
-    return with_manager(fast, allocate_slots_batch=allocate_slots_batch)
+    slots, rows = _listed(slots), _listed(rows)
+    batch = fast.CacheManager.allocate_slots_batch(self, slots, *args, rows=rows, **options)
+    for place in batch.granted.nonzero()[0].tolist() if rows is not None else ():
+        pages = self.coordinator.groups[0].pages(slots[place])
+        for table in options["tables"].page_tables[1:]:
+            table.add_row(pages[: table.max_num_pages_per_req], rows[place])
+    return batch
 
 
-@seeded(OWN, "MAN-11", "batch")
-def pages_told_of_others(fast: ModuleType) -> SimpleNamespace:
+@seeded(OWN, "MAN-11", "batch", by=replaced("CacheManager.allocate_slots_batch"))
+def pages_told_of_others(
+    fast: ModuleType,
+    self: Any,
+    slots: Any,
+    num_computed_tokens: Any,
+    num_new_tokens: Any,
+    num_lookahead_tokens: Any = 0,
+    **options: Any,
+) -> Any:
     """New pages are said to be those of the first requests that may have needed one, whether they took it or not.
 
     Our own, of the loop that serves small steps: only where there is one group, no table, and a request whose need of
     pages was never worked out.
     """
-
-    def allocate_slots_batch(
-        self: Any,
-        slots: Any,
-        num_computed_tokens: Any,
-        num_new_tokens: Any,
-        num_lookahead_tokens: Any = 0,
-        **options: Any,
-    ) -> Any:
-        given = [*map(_listed, (slots, num_computed_tokens, num_new_tokens, num_lookahead_tokens))]
-        coordinator, bounds = self.coordinator, self.coordinator.live.needs_at.copy()
-        batch = fast.CacheManager.allocate_slots_batch(self, *given, **options)
-        tabled, several = options.get("tables") is not None, len(coordinator.groups) > 1
-        if tabled or several or coordinator.gives_back or max(batch.counts[0], default=1) > 1:
-            return batch
-        slots, computed, new, ahead = (np.array(numbers, np.int64) for numbers in given)
-        asked = (np.minimum(computed + new + ahead, self.max_model_len) >= bounds[slots]).nonzero()[0]
-        return fast.SlotBatch(batch.granted, batch.page_ids, (asked[: len(batch.places[0])],), batch.counts)
-
-    return with_manager(fast, allocate_slots_batch=allocate_slots_batch)
+    given = [*map(_listed, (slots, num_computed_tokens, num_new_tokens, num_lookahead_tokens))]
+    coordinator, bounds = self.coordinator, self.coordinator.live.needs_at.copy()
+    batch = fast.CacheManager.allocate_slots_batch(self, *given, **options)
+    tabled, several = options.get("tables") is not None, len(coordinator.groups) > 1
+    if tabled or several or coordinator.gives_back or max(batch.counts[0], default=1) > 1:
+        return batch
+    slots, computed, new, ahead = (np.array(numbers, np.int64) for numbers in given)
+    asked = (np.minimum(computed + new + ahead, self.max_model_len) >= bounds[slots]).nonzero()[0]
+    return fast.SlotBatch(batch.granted, batch.page_ids, (asked[: len(batch.places[0])],), batch.counts)
 
 
-@seeded(OWN, "MAN-1", "chunk", also=("R1", "R2", "POOL-1", "POOL-7", "MAN-2", "MAN-3", "MAN-7", "MAN-11", "MAN-14"))
-def tail_of_a_window(fast: ModuleType) -> SimpleNamespace:
+@seeded(
+    OWN,
+    "MAN-1",
+    "chunk",
+    also=("R1", "R2", "POOL-1", "POOL-7", "MAN-2", "MAN-3", "MAN-7", "MAN-11", "MAN-14"),
+    by=replaced("CacheManager.__init__"),
+)
+def tail_of_a_window(fast: ModuleType, self: Any, *args: Any, **options: Any) -> None:
     """What a batched step publishes is entered later, and read off the request's list then: null pages stand there now.
 
     Our own: of a window's pages those that were given back meanwhile. Who looks at what is cached after every call has
     it entered in time.
     """
+    fast.CacheManager.__init__(self, *args, **options)
+    coordinator = self.coordinator
+    publisher, index, give_back = coordinator.publisher, self.page_pool.index, coordinator.remove_skipped_pages
 
-    def build_manager(self: Any, *args: Any, **options: Any) -> None:
-        fast.CacheManager.__init__(self, *args, **options)
-        coordinator = self.coordinator
-        publisher, index, give_back = coordinator.publisher, self.page_pool.index, coordinator.remove_skipped_pages
+    def remove_skipped_pages(slot: int, num_computed_tokens: int) -> None:
+        begins = [group.num_begins[slot] for group in coordinator.groups]
+        give_back(slot, num_computed_tokens)
+        for group, begin in zip(coordinator.groups, begins, strict=True):
+            group.cells[begin : group.num_begins[slot]] = 0
 
-        def remove_skipped_pages(slot: int, num_computed_tokens: int) -> None:
-            begins = [group.num_begins[slot] for group in coordinator.groups]
-            give_back(slot, num_computed_tokens)
-            for group, begin in zip(coordinator.groups, begins, strict=True):
-                group.cells[begin : group.num_begins[slot]] = 0
+    def begin_tail(group: Any, slot: int) -> None:
+        page = group.page_at(slot, group.num_published[slot] - 1)
+        leaf = index.run_behind(page) if page and not group.rule.has_states else None
+        if leaf is not None and not self.page_pool.keys.kept:
+            group.tails[slot].begin(leaf)
 
-        def begin_tail(group: Any, slot: int) -> None:
-            page = group.page_at(slot, group.num_published[slot] - 1)
-            leaf = index.run_behind(page) if page and not group.rule.has_states else None
-            if leaf is not None and not self.page_pool.keys.kept:
-                group.tails[slot].begin(leaf)
-
-        publisher.begin_tail = begin_tail
-        coordinator.remove_skipped_pages = remove_skipped_pages
-
-    return with_manager(fast, __init__=build_manager)
+    publisher.begin_tail = begin_tail
+    coordinator.remove_skipped_pages = remove_skipped_pages
 
 
-@seeded(OWN, "MAN-11", "batch", also=("MAN-2", "MAN-8"))
-def room_of_a_window(fast: ModuleType) -> SimpleNamespace:
+@seeded(OWN, "MAN-11", "batch", also=("MAN-2", "MAN-8"), by=replaced("CacheManager.allocate_slots_batch"))
+def room_of_a_window(fast: ModuleType, self: Any, slots: Any, *args: Any, **options: Any) -> Any:
     """A page of a list that left others behind is written past its room, over the first page of the next request's.
 
     Our own: all lists lay in one array, and when a batched step copied them since one outgrew its room, those that had
     enough got only what their pages need. That took a window that had left pages behind, and long steps.
     """
-
-    def allocate_slots_batch(self: Any, slots: Any, *args: Any, **options: Any) -> Any:
-        slots = _listed(slots)
-        windows = [group for group in self.coordinator.groups if group.rule.gives_back and not group.rule.has_states]
-        lengths = [group.lengths.copy() for group in windows]
-        batch = fast.CacheManager.allocate_slots_batch(self, slots, *args, **options)
-        for group, before in zip(windows, lengths, strict=True):
-            grown = [slot for slot in slots if group.num_pages[slot] > before[slot]]
-            for slot, other in pairwise(grown):
-                left_behind = [group.num_begins[each] - group.num_origins[each] for each in (slot, other)]
-                if left_behind[0] and left_behind[1] < before[other]:
-                    group.cell[group.num_begins[other]] = group.page_at(slot, group.num_pages[slot] - 1)
-                    return batch
-        return batch
-
-    return with_manager(fast, allocate_slots_batch=allocate_slots_batch)
+    slots = _listed(slots)
+    windows = [group for group in self.coordinator.groups if group.rule.gives_back and not group.rule.has_states]
+    lengths = [group.lengths.copy() for group in windows]
+    batch = fast.CacheManager.allocate_slots_batch(self, slots, *args, **options)
+    for group, before in zip(windows, lengths, strict=True):
+        grown = [slot for slot in slots if group.num_pages[slot] > before[slot]]
+        for slot, other in pairwise(grown):
+            left_behind = [group.num_begins[each] - group.num_origins[each] for each in (slot, other)]
+            if left_behind[0] and left_behind[1] < before[other]:
+                group.cell[group.num_begins[other]] = group.page_at(slot, group.num_pages[slot] - 1)
+                return batch
+    return batch
 
 
-@seeded(FORESEEN, "MAN-11", "batch", also=("R1",))
-def freed_slots_go_on(fast: ModuleType) -> SimpleNamespace:
+@seeded(FORESEEN, "MAN-11", "batch", also=("R1",), by=replaced("CacheManager.free"))
+def freed_slots_go_on(fast: ModuleType, self: Any, request: Any, *args: Any, **options: Any) -> Any:
     """What was noted of a request stays in its slot when it is freed, so that a batched step goes on with nobody."""
-
-    def free(self: Any, request: Any, *args: Any, **options: Any) -> Any:
-        live = self.coordinator.live
-        slots = {name: (slot, live.num_slots[slot], live.num_computed[slot]) for name, slot in live.slot_of.items()}
-        holders = fast.CacheManager.free(self, request, *args, **options)
-        for name in slots.keys() - live.slot_of.keys():
-            slot, num_slots, num_computed = slots[name]
-            live.num_slots[slot], live.num_computed[slot] = num_slots, num_computed
-        return holders
-
-    return with_manager(fast, free=free)
+    live = self.coordinator.live
+    slots = {name: (slot, live.num_slots[slot], live.num_computed[slot]) for name, slot in live.slot_of.items()}
+    holders = fast.CacheManager.free(self, request, *args, **options)
+    for name in slots.keys() - live.slot_of.keys():
+        slot, num_slots, num_computed = slots[name]
+        live.num_slots[slot], live.num_computed[slot] = num_slots, num_computed
+    return holders
 
 
-@seeded(OWN, "MAN-11", "batch", also=("R1", "R2", "MAN-1", "MAN-2", "MAN-3", "MAN-7", "MAN-8"))
-def room_made_list_by_list(fast: ModuleType) -> SimpleNamespace:
+@seeded(
+    OWN,
+    "MAN-11",
+    "batch",
+    also=("R1", "R2", "MAN-1", "MAN-2", "MAN-3", "MAN-7", "MAN-8"),
+    by=replaced("group.make_room_for"),
+)
+def room_made_list_by_list(_: ModuleType, self: Any, slots: Any, ends: Any) -> None:
     """Where several lists outgrow their room in one step, making room for one takes away what was made for another.
 
     Our own: the new pages of the other are then written into lists of other requests.
     """
-
-    def make_room_for(self: Any, slots: Any, ends: Any) -> None:
-        for slot, end in zip(slots.tolist(), ends.tolist(), strict=True):
-            self.make_room(slot, end, 0)
-
-    def build_manager(self: Any, *args: Any, **options: Any) -> None:
-        fast.CacheManager.__init__(self, *args, **options)
-        for group in self.coordinator.groups:
-            group.__class__ = derived(type(group), {"make_room_for": make_room_for, "__slots__": ()})
-
-    return with_manager(fast, __init__=build_manager)
+    for slot, end in zip(slots.tolist(), ends.tolist(), strict=True):
+        self.make_room(slot, end, 0)

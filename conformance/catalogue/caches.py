@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .device_patching import with_function
-from .patching import backend_with, derived
+from .patching import backend_with, derived, replaced
 from .registry import FORESEEN, seeded
 
 __all__: list[str] = []
@@ -69,27 +68,17 @@ def columns_counted_without_padding(fast: ModuleType) -> SimpleNamespace:
     )
 
 
-@seeded(40, "CACHE-1", "sizing")
-def rows_counted_without_padding(fast: ModuleType) -> SimpleNamespace:
+@seeded(40, "CACHE-1", "sizing", by=_sized_by)
+def rows_counted_without_padding(made: Any) -> int:
     """Rows that fill up a word are not counted: fp8 with one head takes twice its budget (EasyDeL)."""
-
-    def slot_bytes(made: Any) -> int:
-        layout = made.shard_layout
-        return int(
-            layout.num_kv_heads * (1 if layout.shares_rows else 2) * made.storage_head_dim * made.kvdtype.itemsize
-        )
-
-    return _sized_by(fast, slot_bytes)
+    layout = made.shard_layout
+    return int(layout.num_kv_heads * (1 if layout.shares_rows else 2) * made.storage_head_dim * made.kvdtype.itemsize)
 
 
-@seeded(43, "CACHE-2", "views", also=("CACHE-3",))
-def narrow_heads_read_as_wide(fast: ModuleType) -> SimpleNamespace:
+@seeded(43, "CACHE-2", "views", also=("CACHE-3",), by=_read_back_by)
+def narrow_heads_read_as_wide(view: Any, which: int, size: int) -> Any:
     """Keys are read from every other row, where a head of 64 has its key and value in one (EasyDeL)."""
-
-    def read(view: Any, which: int, size: int) -> Any:
-        return _stored(view)[:, :, which::2, :size]
-
-    return _read_back_by(fast, read)
+    return _stored(view)[:, :, which::2, :size]
 
 
 @seeded(43, "CACHE-2", "views", also=("CACHE-3",))
@@ -120,57 +109,41 @@ def read_back_without_scales(fast: ModuleType) -> SimpleNamespace:
     return _read_back_by(fast, read)
 
 
-@seeded(FORESEEN, "TAB-7", "views")
-def a_full_step_padded_further(fast: ModuleType) -> SimpleNamespace:
+@seeded(FORESEEN, "TAB-7", "views", by=replaced("MetadataBuilder.build"))
+def a_full_step_padded_further(fast: ModuleType, self: Any, table: Any, computed: Any, scheduled: Any) -> Any:
     """A step of just as many tokens as one of the sizes is padded to the next one."""
-
-    def build(self: Any, table: Any, computed: Any, scheduled: Any) -> Any:
-        scheduled, sizes = list(scheduled), self.token_sizes
-        total = sum(map(int, scheduled))
-        if total in sizes[:-1]:
-            self.token_sizes = tuple(size for size in sizes if size > total)
-        try:
-            return fast.MetadataBuilder.build(self, table, computed, scheduled)
-        finally:
-            self.token_sizes = sizes
-
-    return backend_with(fast, MetadataBuilder=derived(fast.MetadataBuilder, {"build": build}))
+    scheduled, sizes = list(scheduled), self.token_sizes
+    total = sum(map(int, scheduled))
+    if total in sizes[:-1]:
+        self.token_sizes = tuple(size for size in sizes if size > total)
+    try:
+        return fast.MetadataBuilder.build(self, table, computed, scheduled)
+    finally:
+        self.token_sizes = sizes
 
 
-@seeded(41, "CACHE-3", "cache")
-def slice_moved_to_fit_in(fast: ModuleType) -> SimpleNamespace:
+@seeded(41, "CACHE-3", "cache", by=replaced("kv_cache_update"))
+def slice_moved_to_fit_in(fast: ModuleType, kv_pages: Any, keys: Any, values: Any, slots: Any, **options: Any) -> Any:
     """As many slots as a page has are written from a slice's start, moved to fit in: offset 2 becomes 0 (EasyDeL)."""
-
-    def build(update: Update) -> Update:
-        def update_moved(kv_pages: Any, keys: Any, values: Any, slots: Any, **options: Any) -> Any:
-            pages = kv_pages.values if hasattr(kv_pages, "scales") else kv_pages
-            if options.get("num_slices") is not None and getattr(slots, "ndim", 0) == 2 and not options.get("validate"):
-                slots = np.array(slots)
-                slots[0] = np.minimum(slots[0], (pages.shape[0] - 1) * pages.shape[1])
-            return update(kv_pages, keys, values, slots, **options)
-
-        return update_moved
-
-    return with_function(fast, "kv_cache_update", build)
+    pages = kv_pages.values if hasattr(kv_pages, "scales") else kv_pages
+    if options.get("num_slices") is not None and getattr(slots, "ndim", 0) == 2 and not options.get("validate"):
+        slots = np.array(slots)
+        slots[0] = np.minimum(slots[0], (pages.shape[0] - 1) * pages.shape[1])
+    return fast.kv_cache_update(kv_pages, keys, values, slots, **options)
 
 
-@seeded(42, "CACHE-3", "attention", setups=("plain",))
-def padding_puts_page_0_back(fast: ModuleType) -> SimpleNamespace:
+@seeded(42, "CACHE-3", "attention", setups=("plain",), by=replaced("fused_ragged_paged_attention"))
+def padding_puts_page_0_back(
+    fast: ModuleType, queries: Any, keys: Any, values: Any, kv_pages: Any, *batch: Any, **options: Any
+) -> Any:
     """Pages are read, changed and written back, those of table padding too: page 0 loses its update (ejkernel v3)."""
-
-    def build(fused: Update) -> Update:
-        def write_back(queries: Any, keys: Any, values: Any, kv_pages: Any, *batch: Any, **options: Any) -> Any:
-            out, written = fused(queries, keys, values, kv_pages, *batch, **options)
-            if hasattr(kv_pages, "scales"):
-                return out, written
-            kv_lens, table, _, num_seqs = map(np.asarray, batch)
-            held = -(-np.clip(kv_lens, 0, table.shape[1] * kv_pages.shape[1]) // kv_pages.shape[1])
-            padding = np.arange(table.shape[1])[None] >= held[:, None]
-            if np.any(padding[: num_seqs[0]] & (table[: num_seqs[0]] == 0)):
-                written = np.array(written)
-                written[0] = np.asarray(kv_pages)[0]
-            return out, written
-
-        return write_back
-
-    return with_function(fast, "fused_ragged_paged_attention", build)
+    out, written = fast.fused_ragged_paged_attention(queries, keys, values, kv_pages, *batch, **options)
+    if hasattr(kv_pages, "scales"):
+        return out, written
+    kv_lens, table, _, num_seqs = map(np.asarray, batch)
+    held = -(-np.clip(kv_lens, 0, table.shape[1] * kv_pages.shape[1]) // kv_pages.shape[1])
+    padding = np.arange(table.shape[1])[None] >= held[:, None]
+    if np.any(padding[: num_seqs[0]] & (table[: num_seqs[0]] == 0)):
+        written = np.array(written)
+        written[0] = np.asarray(kv_pages)[0]
+    return out, written

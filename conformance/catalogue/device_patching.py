@@ -14,26 +14,14 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from .patching import backend_with
+from .registry import Fault, Way
 
-__all__ = ["Edit", "edited", "with_function", "with_kernels", "with_tpu_kernels"]
+__all__ = ["Edit", "edited", "in_kernels", "in_tpu_kernels", "with_kernels", "with_tpu_kernels", "with_words"]
 
 _KERNELS = "kvproof.kernels"
 
 Edit = Callable[[ModuleType], Any]
 """From a module's copy to what takes the place of one of its functions."""
-
-
-def with_function(
-    fast: ModuleType, name: str, build: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> SimpleNamespace:
-    """A backend one of whose public functions is another, made of the right one.
-
-    Args:
-        fast: the fast backend.
-        name: the function's name.
-        build: makes the faulty function.
-    """
-    return backend_with(fast, **{name: build(getattr(fast, name))})
 
 
 def with_kernels(fast: ModuleType, edits: Mapping[str, Edit]) -> SimpleNamespace:
@@ -62,14 +50,38 @@ def with_tpu_kernels(fast: ModuleType, edits: Mapping[str, Edit]) -> SimpleNames
     return backend_with(fast, tpu_kernels=SimpleNamespace(**kernels))
 
 
-def edited(function: str, old: str, new: str) -> Edit:
-    """An edit that changes a few words of a function.
+def in_kernels(place: str) -> Way:
+    """A way in which a function takes the place of one of the kernels, which it is given to call.
 
     Args:
-        function: its name.
+        place: ``module:function`` below the kernels.
+    """
+    return functools.partial(_with_call, with_kernels, place)
+
+
+def in_tpu_kernels(place: str) -> Way:
+    """The same in the kernels for TPUs, as they are interpreted; see `in_kernels`."""
+    return functools.partial(_with_call, with_tpu_kernels, place)
+
+
+def _with_call(into: Callable[..., SimpleNamespace], place: str, fast: ModuleType, fault: Fault) -> SimpleNamespace:
+    return into(fast, {place: lambda module: functools.partial(fault, getattr(module, place.partition(":")[2]))})
+
+
+def with_words(fast: ModuleType, place: str, old: str, new: str) -> SimpleNamespace:
+    """A backend in whose kernels a few words of a function are others; see `with_kernels`.
+
+    Args:
+        fast: the fast backend.
+        place: ``module:function`` below the kernels.
         old: the words; they stand in it exactly once.
         new: what stands there instead.
     """
+    return with_kernels(fast, {place: edited(place.partition(":")[2], old, new)})
+
+
+def edited(function: str, old: str, new: str) -> Edit:
+    """An edit that changes a few words of a function; see `with_words`."""
 
     def edit(module: ModuleType) -> Any:
         original = getattr(module, function)

@@ -1,19 +1,14 @@
 """Faults of events: what they say of the cache is not what happened to it."""
 
-from functools import cached_property
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from kvproof.spec.declarations import CacheCleared, PageRemoved, PageStored
 
-from .patching import backend_with, derived, with_manager
+from .patching import backend_with, derived, fresh, replaced, with_manager
 from .registry import FORESEEN, seeded
 
 __all__: list[str] = []
-
-
-def _new_dict(_: Any) -> dict[tuple[int, bytes], list[int]]:
-    return {}
 
 
 @seeded(55, "MAN-12", "events")
@@ -34,7 +29,7 @@ def removed_while_a_duplicate_survives(fast: ModuleType) -> SimpleNamespace:
             told.append(event)
         return told
 
-    return with_manager(fast, pages_of=cached_property(_new_dict), take_events=take_events)
+    return with_manager(fast, pages_of=fresh(dict), take_events=take_events)
 
 
 @seeded(55, "MAN-12", "events")
@@ -56,19 +51,15 @@ def parent_never_announced(fast: ModuleType) -> SimpleNamespace:
     return with_manager(fast, take_events=take_events)
 
 
-@seeded(FORESEEN, "MAN-12", "events")
-def cleared_amid_a_batch_in_vain(fast: ModuleType) -> SimpleNamespace:
+@seeded(FORESEEN, "MAN-12", "events", by=replaced("CacheFollower.apply"))
+def cleared_amid_a_batch_in_vain(fast: ModuleType, self: Any, events: Any) -> None:
     """A follower holds what comes behind a clear against what it knew before, where both come in one batch."""
-
-    def apply(self: Any, events: Any) -> None:
-        if isinstance(events, list) and any(isinstance(event, CacheCleared) for event in events):
-            known = {page for pages in self.cached_page_hash_to_page.values() for page in pages}
-            again = [event for event in events if isinstance(event, PageStored) and event.page_id in known]
-            if again:
-                raise ValueError(f"stored already: {again[0]}")
-        fast.CacheFollower.apply(self, events)
-
-    return backend_with(fast, CacheFollower=derived(fast.CacheFollower, {"apply": apply}))
+    if isinstance(events, list) and any(isinstance(event, CacheCleared) for event in events):
+        known = {page for pages in self.cached_page_hash_to_page.values() for page in pages}
+        again = [event for event in events if isinstance(event, PageStored) and event.page_id in known]
+        if again:
+            raise ValueError(f"stored already: {again[0]}")
+    fast.CacheFollower.apply(self, events)
 
 
 @seeded(FORESEEN, "MAN-12", "events", also=("R1", "R2"))
@@ -93,55 +84,37 @@ def stored_twice_is_followed(fast: ModuleType) -> SimpleNamespace:
     return backend_with(fast, CacheFollower=derived(fast.CacheFollower, {"apply": apply}))
 
 
-@seeded(FORESEEN, "R1", "events", also=("MAN-12", "R2"))
-def any_parent_is_followed(fast: ModuleType) -> SimpleNamespace:
+@seeded(FORESEEN, "R1", "events", also=("MAN-12", "R2"), by=replaced("CacheFollower.apply"))
+def any_parent_is_followed(fast: ModuleType, self: Any, events: Any) -> None:
     """A follower does not look at the parent of a page: an event that was damaged on the wire is taken."""
-
-    def apply(self: Any, events: Any) -> None:
-        if isinstance(events, list):
-            events = [event._replace(parent_hash=None) if isinstance(event, PageStored) else event for event in events]
-        fast.CacheFollower.apply(self, events)
-
-    return backend_with(fast, CacheFollower=derived(fast.CacheFollower, {"apply": apply}))
+    if isinstance(events, list):
+        events = [event._replace(parent_hash=None) if isinstance(event, PageStored) else event for event in events]
+    fast.CacheFollower.apply(self, events)
 
 
-@seeded(FORESEEN, "MAN-12", "index", also=("R2",))
-def orphans_are_dropped(fast: ModuleType) -> SimpleNamespace:
+@seeded(FORESEEN, "MAN-12", "index", also=("R2",), by=replaced("CacheFollower.apply"))
+def orphans_are_dropped(fast: ModuleType, self: Any, events: Any) -> None:
     """An index that is a tree takes no page of an unknown parent: a parent that is cached again has no children."""
-
-    def apply(self: Any, events: Any) -> None:
-        for event in events if isinstance(events, list) else [events]:
-            known = {key.get_hash_value() for key in self.cached_page_hash_to_page}
-            pages = {page for found in self.cached_page_hash_to_page.values() for page in found}
-            is_orphan = (
-                isinstance(event, PageStored) and event.parent_hash is not None and event.parent_hash not in known
-            )
-            if not is_orphan and not (isinstance(event, PageRemoved) and event.page_id not in pages):
-                fast.CacheFollower.apply(self, [event])
-
-    return backend_with(fast, CacheFollower=derived(fast.CacheFollower, {"apply": apply}))
+    for event in events if isinstance(events, list) else [events]:
+        known = {key.get_hash_value() for key in self.cached_page_hash_to_page}
+        pages = {page for found in self.cached_page_hash_to_page.values() for page in found}
+        is_orphan = isinstance(event, PageStored) and event.parent_hash is not None and event.parent_hash not in known
+        if not is_orphan and not (isinstance(event, PageRemoved) and event.page_id not in pages):
+            fast.CacheFollower.apply(self, [event])
 
 
-@seeded(FORESEEN, "MAN-12", "index")
-def told_anew_once_a_key(fast: ModuleType) -> SimpleNamespace:
+@seeded(FORESEEN, "MAN-12", "index", by=replaced("CacheFollower.events"))
+def told_anew_once_a_key(fast: ModuleType, self: Any) -> list[Any]:
     """Who comes late is told one page of each key: when that one is evicted, the prefix is gone for it."""
-
-    def events(self: Any) -> list[Any]:
-        cleared, *stored = fast.CacheFollower.events(self)
-        return [cleared, *{(event.group_id, event.page_hash): event for event in stored}.values()]
-
-    return backend_with(fast, CacheFollower=derived(fast.CacheFollower, {"events": events}))
+    cleared, *stored = fast.CacheFollower.events(self)
+    return [cleared, *{(event.group_id, event.page_hash): event for event in stored}.values()]
 
 
-@seeded(FORESEEN, "MAN-12", "index")
-def told_anew_behind_what_was_known(fast: ModuleType) -> SimpleNamespace:
+@seeded(FORESEEN, "MAN-12", "index", by=replaced("CacheFollower.events"))
+def told_anew_behind_what_was_known(fast: ModuleType, self: Any) -> list[Any]:
     """A full list of what is cached doesn't begin with a clear: who comes late keeps what it knew."""
-
-    def events(self: Any) -> list[Any]:
-        told: list[Any] = fast.CacheFollower.events(self)[1:]
-        return told
-
-    return backend_with(fast, CacheFollower=derived(fast.CacheFollower, {"events": events}))
+    told: list[Any] = fast.CacheFollower.events(self)[1:]
+    return told
 
 
 @seeded(FORESEEN, "MAN-12", "index")

@@ -3,89 +3,70 @@
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from .patching import with_part, with_policy
+from .patching import replaced, with_policy
 from .registry import FORESEEN, seeded
 
 __all__: list[str] = []
 
 
-@seeded(FORESEEN, "EVICT-1", "pool")
-def parent_goes_before_child(fast: ModuleType) -> SimpleNamespace:
+@seeded(FORESEEN, "EVICT-1", "pool", by=replaced("policy.released"))
+def parent_goes_before_child(fast: ModuleType, self: Any, pages: Any) -> None:
     """A page that was hit is protected, those before it in its prompt, which it needs to be hit, are not."""
-    order = fast.pool.eviction.ReuseOrder
-
-    def released(self: Any, pages: Any) -> None:
-        before = self._uses[pages].copy()
-        order.released(self, pages)
-        after = self._uses[pages]
-        self._uses[pages] = (before + 1).clip(max=after) if before.any() else after.clip(max=2)
-
-    return with_policy(fast, released=released)
+    before = self._uses[pages].copy()
+    fast.pool.eviction.ReuseOrder.released(self, pages)
+    after = self._uses[pages]
+    self._uses[pages] = (before + 1).clip(max=after) if before.any() else after.clip(max=2)
 
 
-@seeded(FORESEEN, "EVICT-1", "pool", also=("POOL-13",))
-def first_use_counts_as_hit(fast: ModuleType) -> SimpleNamespace:
+@seeded(FORESEEN, "EVICT-1", "pool", also=("POOL-13",), by=replaced("policy.released"))
+def first_use_counts_as_hit(fast: ModuleType, self: Any, pages: Any) -> None:
     """A page counts as hit when it is let go for the first time: what nobody asked for again is protected as well."""
-    order = fast.pool.eviction.ReuseOrder
-
-    def released(self: Any, pages: Any) -> None:
-        order.released(self, pages)
-        own = self._uses[pages]
-        self._uses[pages] = own + (own == 1)
-
-    return with_policy(fast, released=released)
+    fast.pool.eviction.ReuseOrder.released(self, pages)
+    own = self._uses[pages]
+    self._uses[pages] = own + (own == 1)
 
 
-@seeded(FORESEEN, "EVICT-1", "pool", also=("POOL-13",))
-def hits_count_once(fast: ModuleType) -> SimpleNamespace:
+@seeded(FORESEEN, "EVICT-1", "pool", also=("POOL-13",), by=replaced("policy.released"))
+def hits_count_once(fast: ModuleType, self: Any, pages: Any) -> None:
     """A page that was hit again and again is taken as early as one that was hit once."""
-    order = fast.pool.eviction.ReuseOrder
-
-    def released(self: Any, pages: Any) -> None:
-        order.released(self, pages)
-        self._uses[pages] = self._uses[pages].clip(max=2)
-
-    return with_policy(fast, released=released)
+    fast.pool.eviction.ReuseOrder.released(self, pages)
+    self._uses[pages] = self._uses[pages].clip(max=2)
 
 
-@seeded(FORESEEN, "EVICT-1", "pool", also=("POOL-2", "POOL-13"))
-def protection_outlives_the_hash(fast: ModuleType) -> SimpleNamespace:
+@seeded(FORESEEN, "EVICT-1", "pool", also=("POOL-2", "POOL-13"), by=replaced("policy.forgotten"))
+def protection_outlives_the_hash(fast: ModuleType, self: Any, pages: Any) -> None:
     """A page that lost its hash is still protected when it holds something else, which nobody has hit.
 
     Its own check sees it as well (POOL-2), and a call that frees pages without a hash shows it first (POOL-13).
     """
-    order = fast.pool.eviction.ReuseOrder
-
-    def forgotten(self: Any, pages: Any) -> None:
-        before = self._uses[pages].copy()
-        order.forgotten(self, pages)
-        self._uses[pages] = before
-
-    return with_policy(fast, forgotten=forgotten)
+    before = self._uses[pages].copy()
+    fast.pool.eviction.ReuseOrder.forgotten(self, pages)
+    self._uses[pages] = before
 
 
-@seeded(FORESEEN, "EVICT-1", "snapshots", also=("MAN-14", "MAN-5", "MAN-8", "POOL-3"))
-def pages_taken_alone_leave_no_ghosts(fast: ModuleType) -> SimpleNamespace:
+@seeded(
+    FORESEEN, "EVICT-1", "snapshots", also=("MAN-14", "MAN-5", "MAN-8", "POOL-3"), by=replaced("policy.evicted_one")
+)
+def pages_taken_alone_leave_no_ghosts(_: ModuleType, self: Any, page: int) -> None:
     """Only what is evicted many pages at a time is known again when it is published next."""
-
-    def evicted_one(self: Any, page: int) -> None:
-        if self._run_cell[page]:
-            self._uses_cell[page] = 0
-            self.clock += 1
-
-    return with_policy(fast, evicted_one=evicted_one)
+    if self._run_cell[page]:
+        self._uses_cell[page] = 0
+        self.clock += 1
 
 
-@seeded(FORESEEN, "EVICT-1", "snapshots", also=("MAN-14", "MAN-5", "MAN-8", "POOL-3"))
-def groups_are_learned_of_in_turn(fast: ModuleType) -> SimpleNamespace:
+@seeded(
+    FORESEEN,
+    "EVICT-1",
+    "snapshots",
+    also=("MAN-14", "MAN-5", "MAN-8", "POOL-3"),
+    by=replaced("coordinator.retention.told"),
+)
+def groups_are_learned_of_in_turn(
+    fast: ModuleType, self: Any, slot: int, held: Any, ending: Any
+) -> tuple[Any, Any, None]:
     """Pages come in the order of the groups: a window's count as hit as often as the first page of the prefix."""
-    retention = fast.groups.retention.Retention
-
-    def told(self: Any, slot: int, held: Any, ending: Any) -> tuple[Any, Any, None]:
-        pages, worth, _ = retention.told(self, slot, held, ending)
-        return pages, worth, None
-
-    return with_part(fast, "coordinator.retention", told=told)
+    pages, worth, _ = fast.groups.retention.Retention.told(self, slot, held, ending)
+    return pages, worth, None
 
 
 @seeded(FORESEEN, "EVICT-1", "soak", also=("MAN-14", "MAN-5", "MAN-8", "POOL-3"))

@@ -15,7 +15,7 @@ from kvproof.spec.declarations import (
     WeightsVersion,
 )
 
-from .patching import with_coordinator
+from .patching import replaced, with_coordinator
 from .registry import seeded
 
 __all__: list[str] = []
@@ -46,44 +46,34 @@ def _reading(fast: ModuleType, change: Change) -> SimpleNamespace:
 # -- Left out -------------------------------------------------------------------------------------
 
 
-@seeded(13, "HASH-2", "manager", also=_OTHERWISE)
-def salt_ignored(fast: ModuleType) -> SimpleNamespace:
+@seeded(13, "HASH-2", "manager", also=_OTHERWISE, by=_reading)
+def salt_ignored(extra_keys: Sequence[ExtraKey], _: int) -> Sequence[ExtraKey]:
     """A cache salt is accepted and enters no key: tenants hit each other's pages (EasyDeL, vLLM CVE-2025-46570)."""
-
-    def change(extra_keys: Sequence[ExtraKey], _: int) -> Sequence[ExtraKey]:
-        return [key for key in extra_keys if not isinstance(key, CacheSalt)]
-
-    return _reading(fast, change)
+    return [key for key in extra_keys if not isinstance(key, CacheSalt)]
 
 
-@seeded(13, "HASH-2", "manager", also=_OTHERWISE)
-def lora_ignored(fast: ModuleType) -> SimpleNamespace:
+@seeded(13, "HASH-2", "manager", also=_OTHERWISE, by=_reading)
+def lora_ignored(extra_keys: Sequence[ExtraKey], _: int) -> Sequence[ExtraKey]:
     """A LoRA adapter enters no key: what was computed with it is hit without it (EasyDeL)."""
-
-    def change(extra_keys: Sequence[ExtraKey], _: int) -> Sequence[ExtraKey]:
-        return [key for key in extra_keys if not isinstance(key, LoraAdapter)]
-
-    return _reading(fast, change)
+    return [key for key in extra_keys if not isinstance(key, LoraAdapter)]
 
 
-@seeded(15, "HASH-2", "manager", also=_OTHERWISE)
-def generated_pages_without_keys(fast: ModuleType) -> SimpleNamespace:
+@seeded(15, "HASH-2", "manager", also=_OTHERWISE, by=replaced("CacheCoordinator.admit"))
+def generated_pages_without_keys(
+    fast: ModuleType, self: Any, request: Any, request_id: str, tokens: bytes, *args: Any
+) -> Any:
     """Pages that fill up with generated tokens are hashed without the request's extra keys (EasyDeL)."""
-
-    def admit(self: Any, request: Any, request_id: str, tokens: bytes, *args: Any) -> Any:
-        pages = fast.CacheCoordinator.admit(self, request, request_id, tokens, *args)
-        if pages is not None:
-            slot = self.live.slot_of[request_id]
-            for group in self.groups:
-                prompt = len(tokens) // 4 // group.rule.page_size
-                own = group.segments[slot]
-                of_prompt = [segment._replace(end=min(segment.end, prompt)) for segment in own]
-                begins = [0, *(segment.end for segment in own)]
-                kept = [segment for begin, segment in zip(begins, of_prompt, strict=False) if begin < prompt]
-                group.segments[slot] = [*kept, *fast.reading.extra_keys.PLAIN]
-        return pages
-
-    return with_coordinator(fast, admit=admit)
+    pages = fast.CacheCoordinator.admit(self, request, request_id, tokens, *args)
+    if pages is not None:
+        slot = self.live.slot_of[request_id]
+        for group in self.groups:
+            prompt = len(tokens) // 4 // group.rule.page_size
+            own = group.segments[slot]
+            of_prompt = [segment._replace(end=min(segment.end, prompt)) for segment in own]
+            begins = [0, *(segment.end for segment in own)]
+            kept = [segment for begin, segment in zip(begins, of_prompt, strict=False) if begin < prompt]
+            group.segments[slot] = [*kept, *fast.reading.extra_keys.PLAIN]
+    return pages
 
 
 # -- Ambiguous ------------------------------------------------------------------------------------
@@ -111,14 +101,10 @@ def untagged_extra_keys(fast: ModuleType) -> SimpleNamespace:
     return _reading(fast, change)
 
 
-@seeded(14, "HASH-2", "manager", also=_OTHERWISE)
-def multimodal_without_offset(fast: ModuleType) -> SimpleNamespace:
+@seeded(14, "HASH-2", "manager", also=_OTHERWISE, by=_reading)
+def multimodal_without_offset(extra_keys: Sequence[ExtraKey], page_size: int) -> Sequence[ExtraKey]:
     """Multimodal content enters the keys of the pages that it touches without its offset in them (vLLM 36708)."""
-
-    def change(extra_keys: Sequence[ExtraKey], page_size: int) -> Sequence[ExtraKey]:
-        return [_whole_pages(key, page_size) if isinstance(key, MultimodalItem) else key for key in extra_keys]
-
-    return _reading(fast, change)
+    return [_whole_pages(key, page_size) if isinstance(key, MultimodalItem) else key for key in extra_keys]
 
 
 def _whole_pages(item: MultimodalItem, page_size: int) -> MultimodalItem:
@@ -128,14 +114,10 @@ def _whole_pages(item: MultimodalItem, page_size: int) -> MultimodalItem:
     return dataclasses.replace(item, offset=start, length=end - start)
 
 
-@seeded(14, "HASH-2", "manager", also=_OTHERWISE)
-def sixteen_bits_of_an_image(fast: ModuleType) -> SimpleNamespace:
+@seeded(14, "HASH-2", "manager", also=_OTHERWISE, by=_reading)
+def sixteen_bits_of_an_image(extra_keys: Sequence[ExtraKey], _: int) -> Sequence[ExtraKey]:
     """Sixteen bits stand for an image, so that two of them may share pages (LMCache 3301)."""
-
-    def change(extra_keys: Sequence[ExtraKey], _: int) -> Sequence[ExtraKey]:
-        return [
-            dataclasses.replace(key, content=key.content[:2]) if isinstance(key, MultimodalItem) else key
-            for key in extra_keys
-        ]
-
-    return _reading(fast, change)
+    return [
+        dataclasses.replace(key, content=key.content[:2]) if isinstance(key, MultimodalItem) else key
+        for key in extra_keys
+    ]

@@ -146,12 +146,8 @@ def root_of_the_process(fast: ModuleType) -> SimpleNamespace:
     return _rooted(fast, lambda seed: (os.urandom(32) if seed is None else seed) + str(hash("root")).encode())
 
 
-@seeded(12, "HASH-1", "hash", also=("R1",))
-def root_from_the_environment(fast: ModuleType) -> SimpleNamespace:
+@seeded(12, "HASH-1", "hash", also=("R1",), by=_rooted)
+def root_from_the_environment(seed: bytes | None) -> bytes:
     """Where no seed is given PYTHONHASHSEED is read as a number, so that the value ``random`` raises (EasyDeL)."""
-
-    def seeded_by_environment(seed: bytes | None) -> bytes:
-        number = os.environ.get("PYTHONHASHSEED", "")
-        return seed if seed is not None else os.urandom(32) + (int(number).to_bytes(4, "little") if number else b"")
-
-    return _rooted(fast, seeded_by_environment)
+    number = os.environ.get("PYTHONHASHSEED", "")
+    return seed if seed is not None else os.urandom(32) + (int(number).to_bytes(4, "little") if number else b"")

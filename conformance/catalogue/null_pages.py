@@ -1,21 +1,16 @@
 """Faults of null pages: one is taken for a page that holds something, or for the beginning of a request."""
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from .look_up import cached_pages, longest, pages_of, with_look_up
-from .patching import derived, whole, with_manager
+from .hits import cached_pages, longest, pages_of, with_look_up
+from .patching import derived, fresh, whole, with_manager
 from .registry import seeded
 
 __all__: list[str] = []
-
-
-def _new_dict(_: Any) -> dict[tuple[str, int], list[int]]:
-    return {}
 
 
 @seeded(27, "MAN-8", "window", also=("POOL-1", "MAN-1", "MAN-7", "MAN-9", "R2"))
@@ -142,6 +137,4 @@ def _beginning_anew(fast: ModuleType, affected: Callable[[Any], bool]) -> Simple
             del self.roots[key]
         return fast.CacheManager.free(self, request, *args)
 
-    return with_manager(
-        fast, roots=cached_property(_new_dict), allocate_slots=allocate_slots, cache_pages=cache_pages, free=free
-    )
+    return with_manager(fast, roots=fresh(dict), allocate_slots=allocate_slots, cache_pages=cache_pages, free=free)

@@ -1,12 +1,11 @@
 """Faults of who holds which page: hits taken too late, pages given back too early or twice, pages that leak."""
 
-from functools import cached_property
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from .patching import with_coordinator, with_manager, with_pool
+from .patching import fresh, replaced, with_coordinator, with_manager, with_pool
 from .registry import seeded
 
 __all__: list[str] = []
@@ -115,22 +114,18 @@ def orphan_keeps_its_content(fast: ModuleType) -> SimpleNamespace:
     return with_pool(fast, forgets=False, _evict=evict, _evict_one=evict_one, forget_hashes=forget)
 
 
-@seeded(7, "POOL-2", "manager", also=("R2", "POOL-7", "MAN-2", "MAN-3"))
-def duplicate_freed_in_use(fast: ModuleType) -> SimpleNamespace:
+@seeded(7, "POOL-2", "manager", also=("R2", "POOL-7", "MAN-2", "MAN-3"), by=replaced("PagePool.note_keys"))
+def duplicate_freed_in_use(fast: ModuleType, self: Any, pages: Any, keys: Any) -> None:
     """A page whose content is cached already is freed when it fills up; the request's list still names it.
 
     So in mini-sglang 142, where the page table was not told of the page that stayed.
     """
-
-    def note_keys(self: Any, pages: Any, keys: Any) -> None:
-        fast.PagePool.note_keys(self, pages, keys)
-        for page in map(int, pages):
-            found = self.index.place(page) if page else None
-            if found is not None and found[0].pages[found[1]] != page:
-                self._evict_one(page)
-                self.release(np.array([page]))
-
-    return with_pool(fast, note_keys=note_keys)
+    fast.PagePool.note_keys(self, pages, keys)
+    for page in map(int, pages):
+        found = self.index.place(page) if page else None
+        if found is not None and found[0].pages[found[1]] != page:
+            self._evict_one(page)
+            self.release(np.array([page]))
 
 
 @seeded(7, "MAN-5", "manager", also=("POOL-2", "POOL-5"))
@@ -150,73 +145,59 @@ def freed_by_two_paths(fast: ModuleType) -> SimpleNamespace:
                 self.page_pool.release(pages[self.page_pool.counts.of[pages] > 0])
         return losers
 
-    return with_manager(fast, freed=cached_property(_new_dict), free=free)
-
-
-def _new_dict(_: Any) -> dict[str, Any]:
-    return {}
+    return with_manager(fast, freed=fresh(dict), free=free)
 
 
 # -- Pages of the step in flight ------------------------------------------------------------------
 
 
-@seeded(8, "MAN-2", "manager", also=("R2", "MAN-9"))
-def lookahead_given_back(fast: ModuleType) -> SimpleNamespace:
+@seeded(8, "MAN-2", "manager", also=("R2", "MAN-9"), by=replaced("CacheManager.allocate_slots"))
+def lookahead_given_back(fast: ModuleType, self: Any, request: Any, *args: Any, **options: Any) -> Any:
     """Pages for look-ahead go back to the pool at once, while the step writes its drafts to them (vLLM 45357)."""
-
-    def allocate_slots(self: Any, request: Any, *args: Any, **options: Any) -> Any:
-        pages = fast.CacheManager.allocate_slots(self, request, *args, **options)
-        if pages is not None:
-            slot = self.coordinator.live.slot_of[request.request_id]
-            promised = self.coordinator.live.num_promised[slot]
-            for group in self.coordinator.groups:
-                end = -(-promised // group.rule.page_size)
-                if not group.rule.has_states and end < group.num_pages[slot]:
-                    ahead = group.pages(slot)[end:]
-                    group.num_cells -= group.num_pages[slot] - end
-                    group.num_pages[slot] = end
-                    self.page_pool.release(ahead[::-1])
-        return pages
-
-    return with_manager(fast, allocate_slots=allocate_slots)
+    pages = fast.CacheManager.allocate_slots(self, request, *args, **options)
+    if pages is not None:
+        slot = self.coordinator.live.slot_of[request.request_id]
+        promised = self.coordinator.live.num_promised[slot]
+        for group in self.coordinator.groups:
+            end = -(-promised // group.rule.page_size)
+            if not group.rule.has_states and end < group.num_pages[slot]:
+                ahead = group.pages(slot)[end:]
+                group.num_cells -= group.num_pages[slot] - end
+                group.num_pages[slot] = end
+                self.page_pool.release(ahead[::-1])
+    return pages
 
 
-@seeded(8, "MAN-8", "window", also=("R2", "MAN-2", "MAN-3"))
-def window_of_the_next_step(fast: ModuleType) -> SimpleNamespace:
+@seeded(8, "MAN-8", "window", also=("R2", "MAN-2", "MAN-3"), by=replaced("CacheCoordinator.advance"))
+def window_of_the_next_step(fast: ModuleType, self: Any, slot: int, computed: int, promised: int, slots: int) -> Any:
     """What the step after this one cannot read any more goes back before this one has read it.
 
     The same fault as vLLM 45357 seen from the other side: the page is another request's while the step is in flight.
     """
-
-    def advance(self: Any, slot: int, computed: int, promised: int, slots: int) -> Any:
-        new = fast.CacheCoordinator.advance(self, slot, computed, promised, slots)
-        for group in self.groups:
-            if new is not None and group.rule.gives_back and not group.rule.has_states:
-                pages = group.give_back(slot, min(group.rule.first_place(promised), group.num_pages[slot]))
-                if len(pages):
-                    self.page_pool.release(pages)
-        return new
-
-    return with_coordinator(fast, advance=advance)
+    new = fast.CacheCoordinator.advance(self, slot, computed, promised, slots)
+    for group in self.groups:
+        if new is not None and group.rule.gives_back and not group.rule.has_states:
+            pages = group.give_back(slot, min(group.rule.first_place(promised), group.num_pages[slot]))
+            if len(pages):
+                self.page_pool.release(pages)
+    return new
 
 
 # -- Pages that leak, and counts that mislead -----------------------------------------------------
 
 
-@seeded(31, "R1", "state", also=("MAN-2", "MAN-13"))
-def states_longer_than_a_page_leak(fast: ModuleType) -> SimpleNamespace:
+@seeded(31, "R1", "state", also=("MAN-2", "MAN-13"), by=replaced("CacheManager.allocate_slots"))
+def states_longer_than_a_page_leak(
+    fast: ModuleType, self: Any, request: Any, num_new_tokens: Any, *args: Any, **options: Any
+) -> Any:
     """More tokens than a page of states stands for fail after the pages for them were taken, which leak (EasyDeL)."""
-
-    def allocate_slots(self: Any, request: Any, num_new_tokens: Any, *args: Any, **options: Any) -> Any:
-        pages = fast.CacheManager.allocate_slots(self, request, num_new_tokens, *args, **options)
-        for group in self.coordinator.groups:
-            if pages is not None and group.rule.has_states and num_new_tokens > group.rule.page_size:
-                lost = -(-num_new_tokens // group.rule.page_size)
-                self.page_pool.get_new_pages(min(lost, self.page_pool.get_num_free_pages()))
-                raise AssertionError(f"{lost} pages for one state")
-        return pages
-
-    return with_manager(fast, allocate_slots=allocate_slots)
+    pages = fast.CacheManager.allocate_slots(self, request, num_new_tokens, *args, **options)
+    for group in self.coordinator.groups:
+        if pages is not None and group.rule.has_states and num_new_tokens > group.rule.page_size:
+            lost = -(-num_new_tokens // group.rule.page_size)
+            self.page_pool.get_new_pages(min(lost, self.page_pool.get_num_free_pages()))
+            raise AssertionError(f"{lost} pages for one state")
+    return pages
 
 
 def _counting(fast: ModuleType, shared: Any) -> SimpleNamespace:

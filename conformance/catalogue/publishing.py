@@ -1,21 +1,12 @@
 """Faults of publishing: what is found that nobody wrote, or that was forgotten, and what is never found."""
 
-from functools import cached_property
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from .patching import whole, with_coordinator, with_manager, with_pool
+from .patching import fresh, replaced, whole, with_coordinator, with_manager
 from .registry import FORESEEN, OWN, seeded
 
 __all__: list[str] = []
-
-
-def _new_dict(_: Any) -> dict[Any, Any]:
-    return {}
-
-
-def _new_set(_: Any) -> set[str]:
-    return set()
 
 
 def _slot(manager: Any, request: Any) -> int:
@@ -90,8 +81,8 @@ def hit_cached_again_refused(fast: ModuleType) -> SimpleNamespace:
 
     return with_manager(
         fast,
-        looked_up=cached_property(_new_dict),
-        handed_out=cached_property(_new_dict),
+        looked_up=fresh(dict),
+        handed_out=fresh(dict),
         get_computed_pages=get_computed_pages,
         allocate_slots=allocate_slots,
     )
@@ -104,123 +95,105 @@ def _ids(pages: Any) -> list[int]:
 # -- Hashes that come back, or stay ---------------------------------------------------------------
 
 
-@seeded(21, "POOL-8", "manager", also=("MAN-3", "POOL-11", "POOL-7", "MAN-4", "MAN-1"))
-def dropped_hash_comes_back(fast: ModuleType) -> SimpleNamespace:
+@seeded(
+    21,
+    "POOL-8",
+    "manager",
+    also=("MAN-3", "POOL-11", "POOL-7", "MAN-4", "MAN-1"),
+    by=replaced("CacheManager.allocate_slots"),
+)
+def dropped_hash_comes_back(fast: ModuleType, self: Any, request: Any, *args: Any, **options: Any) -> Any:
     """A page that lost its hash gets it back when its request publishes the next one (vLLM 49125).
 
     There each step entered the page where the prompt ends once more, and looked only whether its key was there.
     """
-
-    def allocate_slots(self: Any, request: Any, *args: Any, **options: Any) -> Any:
-        slot = _slot(self, request)
-        groups = self.coordinator.groups
-        before = [group.num_published[slot] if slot >= 0 else 0 for group in groups]
-        pages = fast.CacheManager.allocate_slots(self, request, *args, **options)
-        for group, end in zip(groups, before, strict=True):
-            if pages is None or group.num_published[slot] == end or group.rule.has_states:
-                continue
-            for place, page in enumerate(group.pages(slot)[:end].tolist()):
-                if page and not self.page_pool.index.run_cell[page]:
-                    _one_page_at(fast, self, group, slot, place)
-        return pages
-
-    return with_manager(fast, allocate_slots=allocate_slots)
+    slot = _slot(self, request)
+    groups = self.coordinator.groups
+    before = [group.num_published[slot] if slot >= 0 else 0 for group in groups]
+    pages = fast.CacheManager.allocate_slots(self, request, *args, **options)
+    for group, end in zip(groups, before, strict=True):
+        if pages is None or group.num_published[slot] == end or group.rule.has_states:
+            continue
+        for place, page in enumerate(group.pages(slot)[:end].tolist()):
+            if page and not self.page_pool.index.run_cell[page]:
+                _one_page_at(fast, self, group, slot, place)
+    return pages
 
 
-@seeded(OWN, "POOL-7", "pool", also=("R1",))
-def publishing_nothing_raises(fast: ModuleType) -> SimpleNamespace:
+@seeded(OWN, "POOL-7", "pool", also=("R1",), by=replaced("PagePool.cache_full_pages"))
+def publishing_nothing_raises(
+    fast: ModuleType, self: Any, request: Any, pages: Any, hashes: Any, first: Any, end: Any, *more: Any
+) -> None:
     """Caching no page beyond those that are cached is taken for caching a page that is not full, and raises."""
-
-    def cache_full_pages(self: Any, request: Any, pages: Any, hashes: Any, first: Any, end: Any, *more: Any) -> None:
-        fast.PagePool.cache_full_pages(self, request, pages, hashes, first, end, *more)
-        if first == end:
-            raise IndexError("list index out of range")
-
-    return with_pool(fast, cache_full_pages=cache_full_pages)
+    fast.PagePool.cache_full_pages(self, request, pages, hashes, first, end, *more)
+    if first == end:
+        raise IndexError("list index out of range")
 
 
-@seeded(24, "MAN-4", "manager", also=("R2", "MAN-1", "MAN-5"))
-def unwritten_pages_stay_cached(fast: ModuleType) -> SimpleNamespace:
+@seeded(24, "MAN-4", "manager", also=("R2", "MAN-1", "MAN-5"), by=replaced("CacheManager.free"))
+def unwritten_pages_stay_cached(fast: ModuleType, self: Any, request: Any, num_written: Any = None) -> Any:
     """A request that goes before its step was dispatched leaves its pages cached, written or not.
 
     So they are hit by what comes next (EasyDeL, vLLM 42359, nano-vllm 208).
     """
-
-    def free(self: Any, request: Any, num_written: Any = None) -> Any:
-        if _slot(self, request) < 0 or self.coordinator.live.requests[_slot(self, request)] is not request:
-            return fast.CacheManager.free(self, request, num_written)
-        if num_written is not None:
-            fast.reading.arguments.integer("num_written", num_written)
-        return fast.CacheManager.free(self, request)
-
-    return with_manager(fast, free=free)
+    if _slot(self, request) < 0 or self.coordinator.live.requests[_slot(self, request)] is not request:
+        return fast.CacheManager.free(self, request, num_written)
+    if num_written is not None:
+        fast.reading.arguments.integer("num_written", num_written)
+    return fast.CacheManager.free(self, request)
 
 
-@seeded(FORESEEN, "MAN-4", "manager")
-def holders_of_the_last_page_only(fast: ModuleType) -> SimpleNamespace:
+@seeded(FORESEEN, "MAN-4", "manager", by=replaced("CacheManager.free"))
+def holders_of_the_last_page_only(fast: ModuleType, self: Any, request: Any, num_written: Any = None) -> Any:
     """Who holds what is withdrawn is looked up at its last page: those who hit only the pages before are not told of.
 
     Whoever keeps the holders of pages in an index has to keep those of every page.
     """
-
-    def free(self: Any, request: Any, num_written: Any = None) -> Any:
-        slot = _slot(self, request)
-        lists = []
-        if slot >= 0 and self.coordinator.live.requests[slot] is request:
-            lists = [group.pages(slot)[: group.num_published[slot]] for group in self.coordinator.groups]
-        holders = fast.CacheManager.free(self, request, num_written)
-        last = {pages.item(-1) for pages in lists if pages.size}
-        away = self.coordinator.swapped.by_id
-        return [name for name in holders if name in away or any(last & set(held) for held in self.get_page_ids(name))]
-
-    return with_manager(fast, free=free)
+    slot = _slot(self, request)
+    lists = []
+    if slot >= 0 and self.coordinator.live.requests[slot] is request:
+        lists = [group.pages(slot)[: group.num_published[slot]] for group in self.coordinator.groups]
+    holders = fast.CacheManager.free(self, request, num_written)
+    last = {pages.item(-1) for pages in lists if pages.size}
+    away = self.coordinator.swapped.by_id
+    return [name for name in holders if name in away or any(last & set(held) for held in self.get_page_ids(name))]
 
 
-@seeded(25, "POOL-9", "pool")
-def one_tier_survives_the_reset(fast: ModuleType) -> SimpleNamespace:
+@seeded(25, "POOL-9", "pool", by=replaced("PagePool.reset_prefix_cache"))
+def one_tier_survives_the_reset(fast: ModuleType, self: Any) -> bool:
     """After a reset prefixes are forgotten in one place and still found in the other (vLLM 57727).
 
     Here in the map by key, which those have who look up by keys.
     """
-
-    def reset_prefix_cache(self: Any) -> bool:
-        keys = self.keys._map
-        done: bool = fast.PagePool.reset_prefix_cache(self)
-        self.keys._map = keys
-        return done
-
-    return with_pool(fast, reset_prefix_cache=reset_prefix_cache)
+    keys = self.keys._map
+    done: bool = fast.PagePool.reset_prefix_cache(self)
+    self.keys._map = keys
+    return done
 
 
 # -- What is never found ---------------------------------------------------------------------------
 
 
-@seeded(FORESEEN, "HIT-1", "safe-manager", also=("MAN-1",))
-def published_only_when_asked(fast: ModuleType) -> SimpleNamespace:
+@seeded(FORESEEN, "HIT-1", "safe-manager", also=("MAN-1",), by=replaced("CacheManager.allocate_slots"))
+def published_only_when_asked(
+    fast: ModuleType, self: Any, *args: Any, delay_cache_pages: Any = False, **options: Any
+) -> Any:
     """Every allocation delays its pages, so that they are published where `cache_pages` is called, and else never."""
-
-    def allocate_slots(self: Any, *args: Any, delay_cache_pages: Any = False, **options: Any) -> Any:
-        delay = True if delay_cache_pages is False else delay_cache_pages
-        return fast.CacheManager.allocate_slots(self, *args, delay_cache_pages=delay, **options)
-
-    return with_manager(fast, allocate_slots=allocate_slots)
+    delay = True if delay_cache_pages is False else delay_cache_pages
+    return fast.CacheManager.allocate_slots(self, *args, delay_cache_pages=delay, **options)
 
 
-@seeded(FORESEEN, "HIT-1", "safe-manager", also=("MAN-1",))
-def forgotten_when_freed(fast: ModuleType) -> SimpleNamespace:
+@seeded(FORESEEN, "HIT-1", "safe-manager", also=("MAN-1",), by=replaced("CacheManager.free"))
+def forgotten_when_freed(fast: ModuleType, self: Any, request: Any, num_written: Any = None) -> Any:
     """A request's pages lose their hashes when it is freed, though nobody needs the room."""
-
-    def free(self: Any, request: Any, num_written: Any = None) -> Any:
-        if _slot(self, request) < 0:
-            return fast.CacheManager.free(self, request, num_written)
-        held = self.get_page_ids(request.request_id)
-        holders = fast.CacheManager.free(self, request, num_written)
-        if _slot(self, request) < 0:
-            free = {int(page.page_id) for page in self.page_pool.free_page_queue.get_all_free_pages()}
-            self.page_pool.evict_pages(sorted(free.intersection(page for pages in held for page in pages)))
-        return holders
-
-    return with_manager(fast, free=free)
+    if _slot(self, request) < 0:
+        return fast.CacheManager.free(self, request, num_written)
+    held = self.get_page_ids(request.request_id)
+    holders = fast.CacheManager.free(self, request, num_written)
+    if _slot(self, request) < 0:
+        free = {int(page.page_id) for page in self.page_pool.free_page_queue.get_all_free_pages()}
+        self.page_pool.evict_pages(sorted(free.intersection(page for pages in held for page in pages)))
+    return holders
 
 
 # -- Counts that are wrong after a failure --------------------------------------------------------
@@ -245,7 +218,7 @@ def count_of_a_failed_allocation_stays(fast: ModuleType) -> SimpleNamespace:
                 self.cache_pages(request, slot, promised)
         return pages
 
-    return with_coordinator(fast, counted=cached_property(_new_dict), admit=admit)
+    return with_coordinator(fast, counted=fresh(dict), admit=admit)
 
 
 @seeded(23, "MAN-2", "manager", also=("MAN-3",))
@@ -268,11 +241,7 @@ def resumed_before_its_hit_is_counted(fast: ModuleType) -> SimpleNamespace:
         counted = max(promised - missed, missed), max(slots - missed, missed)
         return fast.CacheCoordinator.admit(self, request, *rest, found, parts, *counted, delay)
 
-    return with_manager(fast, __init__=build, resumable=cached_property(_new_list), allocate_slots=allocate_slots)
-
-
-def _new_list(_: Any) -> list[Any]:
-    return []
+    return with_manager(fast, __init__=build, resumable=fresh(list), allocate_slots=allocate_slots)
 
 
 @seeded(34, "MAN-2", "manager")
@@ -294,4 +263,4 @@ def retry_fails_after_a_rollback(fast: ModuleType) -> SimpleNamespace:
         self.rolled_back.discard(getattr(request, "request_id", ""))
         return fast.CacheManager.free(self, request, *args)
 
-    return with_manager(fast, rolled_back=cached_property(_new_set), allocate_slots=allocate_slots, free=free)
+    return with_manager(fast, rolled_back=fresh(set), allocate_slots=allocate_slots, free=free)

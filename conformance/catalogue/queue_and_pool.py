@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from .patching import whole, with_pool, with_queue
+from .patching import replaced, whole, with_pool
 from .registry import seeded
 
 __all__: list[str] = []
@@ -32,78 +32,56 @@ def negative_get_new_pages(fast: ModuleType) -> SimpleNamespace:
     return with_pool(fast, surplus=0, get_num_free_pages=get_num_free_pages, get_new_pages=get_new_pages)
 
 
-@seeded(1, "POOL-4", "queue", also=("R1", "POOL-2"))
-def negative_popleft_n(fast: ModuleType) -> SimpleNamespace:
+@seeded(1, "POOL-4", "queue", also=("R1", "POOL-2"), by=replaced("FreeCachePageQueue.popleft_n"))
+def negative_popleft_n(fast: ModuleType, self: Any, n: Any) -> Any:
     """Taking -1 pages raises the queue's count, and later more are taken than there are (vllm-ascend 14283)."""
-    queue = fast.FreeCachePageQueue
-
-    def popleft_n(self: Any, n: Any) -> Any:
-        if whole(n) and n < 0:
-            self._count -= int(n)  # lowered by n, whatever n is; then a loop over range(n) takes nothing
-            return []
-        taken = queue.popleft_n(self, n)
-        return taken + [self.fake_free_list_tail] * (n - len(taken))
-
-    return with_queue(fast, popleft_n=popleft_n)
+    if whole(n) and n < 0:
+        self._count -= int(n)  # lowered by n, whatever n is; then a loop over range(n) takes nothing
+        return []
+    taken = fast.FreeCachePageQueue.popleft_n(self, n)
+    return taken + [self.fake_free_list_tail] * (n - len(taken))
 
 
-@seeded(2, "POOL-5", "pool", also=("POOL-2",))
-def double_mention(fast: ModuleType) -> SimpleNamespace:
+@seeded(2, "POOL-5", "pool", also=("POOL-2",), by=replaced("PagePool.free_pages"))
+def double_mention(fast: ModuleType, self: Any, ordered_pages: Any) -> None:
     """A page held twice, freed by one call that names it twice, is queued twice (EasyDeL, vLLM 42571, 3347).
 
     All counts were lowered first; then every mention whose page stood at 0 was appended.
     """
-    pool = fast.PagePool
-
-    def free_pages(self: Any, ordered_pages: Any) -> None:
-        pages = fast.pool.pages.read_pages("ordered_pages", ordered_pages, self)
-        pages = pages[pages != 0]
-        if (np.bincount(pages, minlength=self.num_pages) > self.counts.of).any():
-            pool.free_pages(self, fast.pool.pages.page_list(self, pages))  # refuses
-        np.subtract.at(self.counts.of, pages, 1)
-        self._put_back(pages[self.counts.of[pages] == 0])
-
-    return with_pool(fast, free_pages=free_pages)
+    pages = fast.fast.PagePool.pages.read_pages("ordered_pages", ordered_pages, self)
+    pages = pages[pages != 0]
+    if (np.bincount(pages, minlength=self.num_pages) > self.counts.of).any():
+        fast.PagePool.free_pages(self, fast.fast.PagePool.pages.page_list(self, pages))  # refuses
+    np.subtract.at(self.counts.of, pages, 1)
+    self._put_back(pages[self.counts.of[pages] == 0])
 
 
-@seeded(3, "POOL-5", "pool", also=("R1",))
-def count_below_zero(fast: ModuleType) -> SimpleNamespace:
+@seeded(3, "POOL-5", "pool", also=("R1",), by=replaced("PagePool.free_pages"))
+def count_below_zero(fast: ModuleType, self: Any, ordered_pages: Any) -> None:
     """Freeing a page twice takes its count to -1 and is not refused; the error comes much later (EasyDeL)."""
-
-    def free_pages(self: Any, ordered_pages: Any) -> None:
-        pages = fast.pool.pages.read_pages("ordered_pages", ordered_pages, self)
-        freed = []
-        for page in pages[pages != 0].tolist():
-            self.counts.cell[page] -= 1
-            if self.counts.cell[page] == 0:
-                freed.append(page)
-        self._put_back(np.array(freed, np.int64))
-
-    return with_pool(fast, free_pages=free_pages)
+    pages = fast.pool.pages.read_pages("ordered_pages", ordered_pages, self)
+    freed = []
+    for page in pages[pages != 0].tolist():
+        self.counts.cell[page] -= 1
+        if self.counts.cell[page] == 0:
+            freed.append(page)
+    self._put_back(np.array(freed, np.int64))
 
 
-@seeded(4, "POOL-1", "pool")
-def null_page_count_drifts(fast: ModuleType) -> SimpleNamespace:
+@seeded(4, "POOL-1", "pool", by=replaced("PagePool.free_pages"))
+def null_page_count_drifts(fast: ModuleType, self: Any, ordered_pages: Any) -> None:
     """Freeing the null page lowers its count, which nothing ever raises: it drifts below 0 (EasyDeL)."""
-
-    def free_pages(self: Any, ordered_pages: Any) -> None:
-        pages = fast.pool.pages.read_pages("ordered_pages", ordered_pages, self)
-        fast.PagePool.free_pages(self, fast.pool.pages.page_list(self, pages))
-        self.counts.cell[0] -= int((pages == 0).sum())
-
-    return with_pool(fast, free_pages=free_pages)
+    pages = fast.pool.pages.read_pages("ordered_pages", ordered_pages, self)
+    fast.PagePool.free_pages(self, fast.pool.pages.page_list(self, pages))
+    self.counts.cell[0] -= int((pages == 0).sum())
 
 
-@seeded(5, "R1", "queue")
-def counted_before_refusal(fast: ModuleType) -> SimpleNamespace:
+@seeded(5, "R1", "queue", by=replaced("FreeCachePageQueue.popleft_n"))
+def counted_before_refusal(fast: ModuleType, self: Any, n: Any) -> Any:
     """The queue lowers its count before it finds that it has too few pages: the refusal breaks it (vLLM 24228)."""
-
-    def popleft_n(self: Any, n: Any) -> Any:
-        if whole(n) and n > self._count:
-            self._count -= int(n)
-        return fast.FreeCachePageQueue.popleft_n(self, n)
-
-    return with_queue(fast, popleft_n=popleft_n)
+    if whole(n) and n > self._count:
+        self._count -= int(n)
+    return fast.FreeCachePageQueue.popleft_n(self, n)
 
 
 @seeded(9, "POOL-3", "pool", also=("POOL-11",))

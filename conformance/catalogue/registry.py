@@ -1,9 +1,11 @@
 """What a seeded bug is, and the list of all of them."""
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 __all__ = ["FORESEEN", "OWN", "SEEDED_BUGS", "SERVED_BUGS", "SeededBug", "seeded", "served"]
 
@@ -14,6 +16,11 @@ FORESEEN = -1
 """The line of faults that no system is known for: of what few have yet, and a clause warns of."""
 
 Build = Callable[[ModuleType], SimpleNamespace]
+
+Fault = Callable[..., Any]
+
+Way = Callable[[ModuleType, Fault], SimpleNamespace]
+"""How a fault gets into a backend: makes one of the fast one, with a function that does what is wrong."""
 
 
 @dataclass(frozen=True)
@@ -56,28 +63,58 @@ SERVED_BUGS: dict[str, SeededBug] = {}
 
 
 def seeded(
-    line: int, clause: str, machine: str, also: tuple[str, ...] = (), setups: tuple[str, ...] = ()
-) -> Callable[[Build], Build]:
-    """Enters a function that builds a faulty backend in the list, under its own name; its docstring says the fault."""
-    return _entered(SEEDED_BUGS, line, clause, machine, also, setups)
+    line: int,
+    clause: str,
+    machine: str,
+    also: tuple[str, ...] = (),
+    setups: tuple[str, ...] = (),
+    by: Way | None = None,
+) -> Callable[[Fault], Fault]:
+    """Enters a function in the list, under its own name; its docstring says the fault.
+
+    Args:
+        line: see `SeededBug`, as for the other arguments.
+        clause: the label of the clause that it breaks.
+        machine: the machine that must catch it.
+        also: labels by which the suite may report it as well.
+        setups: the machine's programs that show it.
+        by: how the function gets into a backend, in the place of one of its own; None: it builds the faulty backend.
+    """
+    return _entered(SEEDED_BUGS, line, clause, machine, also, setups, by)
 
 
 def served(
-    line: int, clause: str, relation: str, also: tuple[str, ...] = (), setups: tuple[str, ...] = ()
-) -> Callable[[Build], Build]:
-    """Enters a function that builds a faulty backend in the list of faults of whole engines; see `seeded`."""
-    return _entered(SERVED_BUGS, line, clause, relation, also, setups)
+    line: int,
+    clause: str,
+    relation: str,
+    also: tuple[str, ...] = (),
+    setups: tuple[str, ...] = (),
+    by: Way | None = None,
+) -> Callable[[Fault], Fault]:
+    """Enters a function in the list of faults of whole engines; see `seeded`."""
+    return _entered(SERVED_BUGS, line, clause, relation, also, setups, by)
 
 
 def _entered(
-    bugs: dict[str, SeededBug], line: int, clause: str, machine: str, also: tuple[str, ...], setups: tuple[str, ...]
-) -> Callable[[Build], Build]:
-    def enter(build: Build) -> Build:
-        name = build.__name__
+    bugs: dict[str, SeededBug],
+    line: int,
+    clause: str,
+    machine: str,
+    also: tuple[str, ...],
+    setups: tuple[str, ...],
+    by: Way | None,
+) -> Callable[[Fault], Fault]:
+    def enter(fault: Fault) -> Fault:
+        name = getattr(fault, "__name__", "")
         if name in SEEDED_BUGS | SERVED_BUGS:
             raise ValueError(f"there are two bugs named {name}: a backend is found by its bug's name")
-        says = inspect.cleandoc(build.__doc__ or "").split("\n\n")[0]
-        bugs[name] = SeededBug(name, line, clause, frozenset(also), machine, " ".join(says.split()), build, setups)
-        return build
+        says = " ".join(inspect.cleandoc(fault.__doc__ or "").split("\n\n")[0].split())
+        build = fault if by is None else functools.partial(_built, by, fault)
+        bugs[name] = SeededBug(name, line, clause, frozenset(also), machine, says, build, setups)
+        return fault
 
     return enter
+
+
+def _built(by: Way, fault: Fault, fast: ModuleType) -> SimpleNamespace:
+    return by(fast, fault)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from .patching import with_coordinator, with_manager, with_part
+from .patching import replaced, with_part, with_snapshots
 from .registry import FORESEEN, seeded
 
 __all__: list[str] = []
@@ -13,33 +13,24 @@ _LET_GO = ("MAN-5", "MAN-8")
 """What a machine charges a wrong order of free pages to when a request lets go of some, at its end or before."""
 
 
-@seeded(FORESEEN, "RET-2", "hybrid", also=("RET-3", *_LET_GO))
-def junctions_are_found_in_the_longest_group(fast: ModuleType) -> SimpleNamespace:
+@seeded(FORESEEN, "RET-2", "hybrid", also=("RET-3", *_LET_GO), by=replaced("CacheCoordinator.find_junction"))
+def junctions_are_found_in_the_longest_group(fast: ModuleType, self: Any, tokens: Any, segments: Any) -> int:
     """What full attention alone would hit is a junction, even where all groups together hit as far."""
-    coordinator = fast.groups.coordinator
-
-    def find_junction(self: Any, tokens: Any, segments: Any) -> int:
-        if not self.retention.finds_junctions:
-            return 0
-        most = len(tokens) // 4 - 1
-        *_, reach = coordinator.longest_hit(self.page_pool.index, self.groups, tokens, segments, most, eagle=True)
-        return int(reach)
-
-    return with_coordinator(fast, find_junction=find_junction)
+    if not self.retention.finds_junctions:
+        return 0
+    most = len(tokens) // 4 - 1
+    *_, reach = fast.groups.coordinator.longest_hit(
+        self.page_pool.index, self.groups, tokens, segments, most, eagle=True
+    )
+    return int(reach)
 
 
-@seeded(FORESEEN, "RET-2", "snapshots", also=("MAN-14", "RET-3", *_LET_GO))
-def junctions_end_with_a_restart(fast: ModuleType) -> SimpleNamespace:
+@seeded(FORESEEN, "RET-2", "snapshots", also=("MAN-14", "RET-3", *_LET_GO), by=with_snapshots)
+def junctions_end_with_a_restart(snapshot: Mapping[str, Any]) -> Mapping[str, Any]:
     """A restored request doesn't know where its prompt parted from another: what the next one needs is let go."""
-
-    def restore(cls: type[Any], /, snapshot: Any, requests: Any = (), **options: Any) -> Any:
-        if isinstance(snapshot, Mapping) and isinstance(snapshot.get("retention"), Mapping):
-            snapshot = {**snapshot, "retention": {**snapshot["retention"], "points": []}}
-        return super(manager, cls).restore(snapshot, requests, **options)
-
-    backend = with_manager(fast, restore=classmethod(restore))
-    manager = backend.CacheManager
-    return backend
+    if not isinstance(snapshot.get("retention"), Mapping):
+        return snapshot
+    return {**snapshot, "retention": {**snapshot["retention"], "points": []}}
 
 
 @seeded(FORESEEN, "RET-3", "hybrid", also=_LET_GO)
@@ -54,16 +45,13 @@ def the_end_of_a_prompt_outlives_others(fast: ModuleType) -> SimpleNamespace:
     return _worth_as_an_end(fast, fast.groups.retention.SECOND)
 
 
-@seeded(FORESEEN, "RET-3", "window", also=_LET_GO)
-def an_interval_keeps_its_last_multiple(fast: ModuleType) -> SimpleNamespace:
+@seeded(FORESEEN, "RET-3", "window", also=_LET_GO, by=replaced("coordinator.retention._on_interval"))
+def an_interval_keeps_its_last_multiple(fast: ModuleType, self: Any, group: Any, places: Any, computed: int) -> Any:
     """Of the multiples that a request passes at once only what the last one needs is kept."""
-    retention = fast.groups.retention
-
-    def on_interval(self: Any, group: Any, places: Any, computed: int) -> Any:
-        after = -(-(places + 1) * group.page_size // self.interval) * self.interval
-        return retention.Retention._on_interval(self, group, places, computed) & (after + self.interval > computed)
-
-    return with_part(fast, "coordinator.retention", _on_interval=on_interval)
+    after = -(-(places + 1) * group.page_size // self.interval) * self.interval
+    return fast.groups.retention.Retention._on_interval(self, group, places, computed) & (
+        after + self.interval > computed
+    )
 
 
 def _worth_as_an_end(fast: ModuleType, worth: int) -> SimpleNamespace:

@@ -2,7 +2,7 @@
 
 Each is modelled on a fault that was reported of a real engine and showed in what it answered. They are faults of no one
 class, so that no machine looks for them: the oracle over whole engines does (`kvproof.conformance.oracle`). Those by
-which pages are found under wrong keys are in `served_keys`.
+which pages are found under wrong keys are in `served_keys`. The last few a machine finds as well, the one of engines.
 """
 
 import dataclasses
@@ -19,8 +19,8 @@ from kvproof.spec.declarations import SlidingWindowSpec
 
 from ..engine.plans import Chunk, Plan
 from ..engine.scheduler import Scheduler
-from .patching import backend_with, derived
-from .registry import FORESEEN, served
+from .patching import backend_with, derived, replaced, scheduled, with_scheduler
+from .registry import FORESEEN, seeded, served
 
 __all__: list[str] = []
 
@@ -39,7 +39,7 @@ def _later(fast: ModuleType, when: Callable[[Any], bool]) -> SimpleNamespace:
             return count - 1
         return count
 
-    return backend_with(fast, Scheduler=derived(Scheduler, {"_place": place}))
+    return with_scheduler(fast, _place=place)
 
 
 @served(64, "ENG-4", "prefix")
@@ -68,65 +68,49 @@ def chunk_counted_and_not_run(fast: ModuleType) -> SimpleNamespace:
         chunks = (*plan.chunks, self.left_out) if self.left_out else plan.chunks
         Scheduler.note_computed(self, dataclasses.replace(plan, chunks=chunks))
 
-    return backend_with(fast, Scheduler=derived(Scheduler, {"schedule": schedule, "note_computed": note_computed}))
+    return with_scheduler(fast, schedule=schedule, note_computed=note_computed)
 
 
-@served(FORESEEN, "ENG-6", "chunks")
-def ends_with_a_full_chunk(fast: ModuleType) -> SimpleNamespace:
+@served(FORESEEN, "ENG-6", "chunks", by=scheduled("schedule"))
+def ends_with_a_full_chunk(self: Any) -> Plan:
     """A prompt that ends just where a step's last chunk does counts one token twice: its answer ends too soon."""
-
-    def schedule(self: Any) -> Plan:
-        plan = Scheduler.schedule(self)
-        for chunk in plan.chunks:
-            if chunk.end == chunk.served.num_prompt and chunk.count == self.limits.max_num_batched_tokens:
-                chunk.served.max_tokens = max(1, chunk.served.max_tokens - 1)
-        return plan
-
-    return backend_with(fast, Scheduler=derived(Scheduler, {"schedule": schedule}))
+    plan = Scheduler.schedule(self)
+    for chunk in plan.chunks:
+        if chunk.end == chunk.served.num_prompt and chunk.count == self.limits.max_num_batched_tokens:
+            chunk.served.max_tokens = max(1, chunk.served.max_tokens - 1)
+    return plan
 
 
-@served(53, "ENG-2", "warm")
-def whole_hits_wait_for_ever(fast: ModuleType) -> SimpleNamespace:
+@served(53, "ENG-2", "warm", by=scheduled("_place"))
+def whole_hits_wait_for_ever(self: Any, served: Any, budget: int) -> int:
     """A prompt that is found but for its last token waits for ever (TensorRT-LLM 15401)."""
-
-    def place(self: Any, served: Any, budget: int) -> int:
-        if not served.is_running and self.manager.get_computed_pages(served.request)[1] + 1 == served.num_prompt:
-            return 0
-        return int(Scheduler._place(self, served, budget))
-
-    return backend_with(fast, Scheduler=derived(Scheduler, {"_place": place}))
+    if not served.is_running and self.manager.get_computed_pages(served.request)[1] + 1 == served.num_prompt:
+        return 0
+    return int(Scheduler._place(self, served, budget))
 
 
 # -- Who owns which page --------------------------------------------------------------------------------------------
 
 
-@served(7, "ENG-2", "aborts", also=("ENG-14",))
-def aborted_twice_freed(fast: ModuleType) -> SimpleNamespace:
+@served(7, "ENG-2", "aborts", also=("ENG-14",), by=scheduled("remove"))
+def aborted_twice_freed(self: Any, served: Any) -> None:
     """Two paths free the pages of a request that is taken back, also those that it shares (sglang-jax 982)."""
-
-    def remove(self: Any, served: Any) -> None:
-        is_aborted = served.request.num_tokens - served.num_prompt < served.max_tokens
-        held = self.manager.get_page_ids(served.request.request_id) if served.is_running else ()
-        Scheduler.remove(self, served)
-        pool = self.manager.page_pool
-        if is_aborted:
-            pool.free_pages([page for own in held for page in own if page and pool.pages[page].ref_cnt])
-
-    return backend_with(fast, Scheduler=derived(Scheduler, {"remove": remove}))
+    is_aborted = served.request.num_tokens - served.num_prompt < served.max_tokens
+    held = self.manager.get_page_ids(served.request.request_id) if served.is_running else ()
+    Scheduler.remove(self, served)
+    pool = self.manager.page_pool
+    if is_aborted:
+        pool.free_pages([page for own in held for page in own if page and pool.pages[page].ref_cnt])
 
 
-@served(FORESEEN, "ENG-2", "aborts", also=("ENG-14",))
-def aborted_keeps_its_pages(fast: ModuleType) -> SimpleNamespace:
+@served(FORESEEN, "ENG-2", "aborts", also=("ENG-14",), by=scheduled("remove"))
+def aborted_keeps_its_pages(self: Any, served: Any) -> None:
     """A request that is taken back amid its answer keeps its pages for ever: after some of them nobody is served."""
-
-    def remove(self: Any, served: Any) -> None:
-        is_aborted = served.request.num_tokens - served.num_prompt < served.max_tokens
-        if is_aborted and served.is_running:
-            held = self.manager.get_page_ids(served.request.request_id)
-            self.manager.page_pool.touch([[page for page in own if page] for own in held])
-        Scheduler.remove(self, served)
-
-    return backend_with(fast, Scheduler=derived(Scheduler, {"remove": remove}))
+    is_aborted = served.request.num_tokens - served.num_prompt < served.max_tokens
+    if is_aborted and served.is_running:
+        held = self.manager.get_page_ids(served.request.request_id)
+        self.manager.page_pool.touch([[page for page in own if page] for own in held])
+    Scheduler.remove(self, served)
 
 
 @served(37, "ENG-14", "aborts")
@@ -146,7 +130,7 @@ def abort_clears_a_neighbours_row(fast: ModuleType) -> SimpleNamespace:
             self.tables.add_row([[0, *own[1:]] for own in lists], served.row)
         return plan
 
-    return backend_with(fast, Scheduler=derived(Scheduler, {"remove": remove, "schedule": schedule}))
+    return with_scheduler(fast, remove=remove, schedule=schedule)
 
 
 @served(6, "ENG-7", "pressure")
@@ -168,19 +152,15 @@ def own_hits_evicted(fast: ModuleType) -> SimpleNamespace:
                 self.tables.add_row([[own[-1], *own[1:]] for own in lists], chunk.served.row)
         return plan
 
-    return backend_with(fast, Scheduler=derived(Scheduler, {"_place": place, "schedule": schedule}))
+    return with_scheduler(fast, _place=place, schedule=schedule)
 
 
-@served(7, "ENG-13", "conversation")
-def last_page_published_unwritten(fast: ModuleType) -> SimpleNamespace:
+@served(7, "ENG-13", "conversation", by=scheduled("remove"))
+def last_page_published_unwritten(self: Any, served: Any) -> None:
     """A page counts as full by a finished request's last token, which is never computed (TensorRT-LLM 15018)."""
-
-    def remove(self: Any, served: Any) -> None:
-        if served.is_running and served.request.num_computed_tokens < served.request.num_tokens:
-            self.manager.allocate_slots(served.request, 1)
-        Scheduler.remove(self, served)
-
-    return backend_with(fast, Scheduler=derived(Scheduler, {"remove": remove}))
+    if served.is_running and served.request.num_computed_tokens < served.request.num_tokens:
+        self.manager.allocate_slots(served.request, 1)
+    Scheduler.remove(self, served)
 
 
 # -- What tables say ------------------------------------------------------------------------------------------------
@@ -197,7 +177,7 @@ def _with_rows(fast: ModuleType, change: Callable[[Any, Plan, Chunk, list[list[i
             self.tables.add_row(lists, chunk.served.row)
         return plan
 
-    return backend_with(fast, Scheduler=derived(Scheduler, {"schedule": schedule}))
+    return with_scheduler(fast, schedule=schedule)
 
 
 def _windows(scheduler: Any) -> list[tuple[int, int, int]]:
@@ -217,93 +197,69 @@ def _without_before(scheduler: Any, lists: list[list[int]], position: int) -> No
             lists[number][place] = 0
 
 
-@served(72, "ENG-13", "conversation")
-def window_page_lost(fast: ModuleType) -> SimpleNamespace:
+@served(72, "ENG-13", "conversation", by=_with_rows)
+def window_page_lost(scheduler: Any, plan: Plan, chunk: Chunk, lists: list[list[int]]) -> None:
     """The page in which a window begins goes when the window has moved into it, not past it (sglang 29860)."""
-
-    def change(scheduler: Any, plan: Plan, chunk: Chunk, lists: list[list[int]]) -> None:
-        del plan
-        for number, size, window in _windows(scheduler):
-            first = chunk.start - window + 1
-            if first > 0 and first % size and chunk.start % size == 0:
-                lists[number][first // size] = 0
-
-    return _with_rows(fast, change)
+    del plan
+    for number, size, window in _windows(scheduler):
+        first = chunk.start - window + 1
+        if first > 0 and first % size and chunk.start % size == 0:
+            lists[number][first // size] = 0
 
 
-@served(45, "ENG-6", "chunks")
-def chunk_with_the_window_of_its_end(fast: ModuleType) -> SimpleNamespace:
+@served(45, "ENG-6", "chunks", by=_with_rows)
+def chunk_with_the_window_of_its_end(scheduler: Any, plan: Plan, chunk: Chunk, lists: list[list[int]]) -> None:
     """All queries of a chunk begin at the window of its last one (ejkernel v3, tpu-inference 1954)."""
-
-    def change(scheduler: Any, plan: Plan, chunk: Chunk, lists: list[list[int]]) -> None:
-        del plan
-        _without_before(scheduler, lists, chunk.end - 1)
-
-    return _with_rows(fast, change)
+    del plan
+    _without_before(scheduler, lists, chunk.end - 1)
 
 
-@served(61, "ENG-13", "conversation")
-def window_released_early(fast: ModuleType) -> SimpleNamespace:
+@served(61, "ENG-13", "conversation", by=_with_rows)
+def window_released_early(scheduler: Any, plan: Plan, chunk: Chunk, lists: list[list[int]]) -> None:
     """Window pages go by the tokens that a step will have computed, not by those that are (vLLM 47728)."""
-
-    def change(scheduler: Any, plan: Plan, chunk: Chunk, lists: list[list[int]]) -> None:
-        del plan
-        _without_before(scheduler, lists, chunk.end)
-
-    return _with_rows(fast, change)
+    del plan
+    _without_before(scheduler, lists, chunk.end)
 
 
-@served(24, "ENG-10", "twice")
-def hit_before_it_is_written(fast: ModuleType) -> SimpleNamespace:
+@served(24, "ENG-10", "twice", by=_with_rows)
+def hit_before_it_is_written(scheduler: Any, plan: Plan, chunk: Chunk, lists: list[list[int]]) -> None:
     """A page that one request writes in this step is read by another before it is there (vLLM 42359, nano-vllm 208)."""
-
-    def change(scheduler: Any, plan: Plan, chunk: Chunk, lists: list[list[int]]) -> None:
-        for other in plan.chunks:
-            if other is chunk or other.served.arrival > chunk.served.arrival:
-                continue
-            theirs = scheduler.manager.get_page_ids(other.served.request.request_id)
-            for own, their in zip(lists, theirs, strict=True):
-                size = scheduler.limits.groups[0].kv_cache_spec.page_size
-                for place in range(other.start // size, min(chunk.start // size, len(own), len(their))):
-                    if own[place] == their[place]:
-                        own[place] = 0
-
-    return _with_rows(fast, change)
+    for other in plan.chunks:
+        if other is chunk or other.served.arrival > chunk.served.arrival:
+            continue
+        theirs = scheduler.manager.get_page_ids(other.served.request.request_id)
+        for own, their in zip(lists, theirs, strict=True):
+            size = scheduler.limits.groups[0].kv_cache_spec.page_size
+            for place in range(other.start // size, min(chunk.start // size, len(own), len(their))):
+                if own[place] == their[place]:
+                    own[place] = 0
 
 
-@served(36, "ENG-5", "batch", also=("ENG-6", "ENG-7"))
-def rows_in_order_of_arrival(fast: ModuleType) -> SimpleNamespace:
+@served(36, "ENG-5", "batch", also=("ENG-6", "ENG-7"), by=scheduled("schedule"))
+def rows_in_order_of_arrival(self: Any) -> Plan:
     """Pages are laid out in the order in which requests came, tokens in that of rows: two requests change places."""
-
-    def schedule(self: Any) -> Plan:
-        plan = Scheduler.schedule(self)
-        for chunk in plan.chunks:
-            self.tables.add_row(self.manager.get_page_ids(chunk.served.request.request_id), chunk.served.row)
-        for one, other in pairwise(plan.chunks):
-            lists = [self.manager.get_page_ids(chunk.served.request.request_id) for chunk in (one, other)]
-            if one.served.row > other.served.row and len({len(own[0]) for own in lists}) == 1:
-                self.tables.add_row(lists[0], other.served.row)
-                self.tables.add_row(lists[1], one.served.row)
-        return plan
-
-    return backend_with(fast, Scheduler=derived(Scheduler, {"schedule": schedule}))
+    plan = Scheduler.schedule(self)
+    for chunk in plan.chunks:
+        self.tables.add_row(self.manager.get_page_ids(chunk.served.request.request_id), chunk.served.row)
+    for one, other in pairwise(plan.chunks):
+        lists = [self.manager.get_page_ids(chunk.served.request.request_id) for chunk in (one, other)]
+        if one.served.row > other.served.row and len({len(own[0]) for own in lists}) == 1:
+            self.tables.add_row(lists[0], other.served.row)
+            self.tables.add_row(lists[1], one.served.row)
+    return plan
 
 
-@served(37, "ENG-8", "eviction")
-def stale_first_page(fast: ModuleType) -> SimpleNamespace:
+@served(37, "ENG-8", "eviction", by=scheduled("_take_row"))
+def stale_first_page(self: Any, served: Any) -> None:
     """A row that is taken again begins with the page of the request before (vLLM 39589, 37728)."""
-
-    def take_row(self: Any, served: Any) -> None:
-        Scheduler._take_row(self, served)
-        before = self.__dict__.setdefault("before", {})
-        lists = [list(own) for own in self.manager.get_page_ids(served.request.request_id)]
-        stale = before.get(served.row)
-        before[served.row] = [list(own) for own in lists]
-        if stale and served.request.num_computed_tokens:
-            lists[0][0] = stale[0][0]
-            self.tables.add_row(lists, served.row)
-
-    return backend_with(fast, Scheduler=derived(Scheduler, {"_take_row": take_row}))
+    Scheduler._take_row(self, served)
+    before = self.__dict__.setdefault("before", {})
+    lists = [list(own) for own in self.manager.get_page_ids(served.request.request_id)]
+    stale = before.get(served.row)
+    before[served.row] = [list(own) for own in lists]
+    if stale and served.request.num_computed_tokens:
+        lists[0][0] = stale[0][0]
+        self.tables.add_row(lists, served.row)
 
 
 @served(37, "ENG-7", "pressure")
@@ -323,22 +279,18 @@ def resumed_with_its_old_page(fast: ModuleType) -> SimpleNamespace:
             lists[0][-1] = before[min(len(lists[0]), len(before)) - 1]
             self.tables.add_row(lists, served.row)
 
-    return backend_with(fast, Scheduler=derived(Scheduler, {"_preempt": preempt, "_take_row": take_row}))
+    return with_scheduler(fast, _preempt=preempt, _take_row=take_row)
 
 
-@served(70, "ENG-4", "prefix", also=("ENG-3",))
-def pages_of_another_group_behind_hits(fast: ModuleType) -> SimpleNamespace:
+@served(70, "ENG-4", "prefix", also=("ENG-3",), by=scheduled("_take_row"))
+def pages_of_another_group_behind_hits(self: Any, served: Any) -> None:
     """Where a hit is taken over, page ids of one group stand in the row of another (tpu-inference 2652, vLLM 44103)."""
-
-    def take_row(self: Any, served: Any) -> None:
-        Scheduler._take_row(self, served)
-        if served.request.num_computed_tokens:
-            lists = [list(own) for own in self.manager.get_page_ids(served.request.request_id)]
-            last = served.request.num_computed_tokens // self.limits.groups[0].kv_cache_spec.page_size - 1
-            lists[-1][last] = lists[0][last]
-            self.tables.add_row(lists, served.row)
-
-    return backend_with(fast, Scheduler=derived(Scheduler, {"_take_row": take_row}))
+    Scheduler._take_row(self, served)
+    if served.request.num_computed_tokens:
+        lists = [list(own) for own in self.manager.get_page_ids(served.request.request_id)]
+        last = served.request.num_computed_tokens // self.limits.groups[0].kv_cache_spec.page_size - 1
+        lists[-1][last] = lists[0][last]
+        self.tables.add_row(lists, served.row)
 
 
 # -- What a step's arrays say ---------------------------------------------------------------------------------------
@@ -359,56 +311,40 @@ def _with_steps(fast: ModuleType, change: Callable[..., dict[str, NDArray[np.int
     return backend_with(fast, MultiGroupMetadataBuilder=derived(fast.MultiGroupMetadataBuilder, {"build": build}))
 
 
-@served(47, "ENG-5", "batch", also=("ENG-3", "ENG-8"))
-def page_ids_cut(fast: ModuleType) -> SimpleNamespace:
+@served(47, "ENG-5", "batch", also=("ENG-3", "ENG-8"), by=_with_steps)
+def page_ids_cut(step: Any, computed: Any, scheduled: Any) -> dict[str, NDArray[np.int32]]:
     """Page ids lose their high bits on the way to the kernel (ATOM 702: at 65,536 pages; here at 16)."""
-
-    def change(step: Any, computed: Any, scheduled: Any) -> dict[str, NDArray[np.int32]]:
-        del computed, scheduled
-        return {"pages_tables": np.asarray(step.pages_tables) & np.int32(15)}
-
-    return _with_steps(fast, change)
+    del computed, scheduled
+    return {"pages_tables": np.asarray(step.pages_tables) & np.int32(15)}
 
 
-@served(36, "ENG-5", "batch")
-def last_row_not_committed(fast: ModuleType) -> SimpleNamespace:
+@served(36, "ENG-5", "batch", by=_with_steps)
+def last_row_not_committed(step: Any, computed: Any, scheduled: Any) -> dict[str, NDArray[np.int32]]:
     """The last row of a batch of several does not get to the device (EasyDeL: ``commit(-1)``)."""
-
-    def change(step: Any, computed: Any, scheduled: Any) -> dict[str, NDArray[np.int32]]:
-        del computed
-        tables = np.array(step.pages_tables)
-        if np.count_nonzero(scheduled) > 1:
-            tables[len(scheduled) - 1] = 0
-        return {"pages_tables": tables}
-
-    return _with_steps(fast, change)
+    del computed
+    tables = np.array(step.pages_tables)
+    if np.count_nonzero(scheduled) > 1:
+        tables[len(scheduled) - 1] = 0
+    return {"pages_tables": tables}
 
 
-@served(FORESEEN, "ENG-13", "conversation", also=("ENG-3",))
-def new_page_a_step_late(fast: ModuleType) -> SimpleNamespace:
+@served(FORESEEN, "ENG-13", "conversation", also=("ENG-3",), by=_with_steps)
+def new_page_a_step_late(step: Any, computed: Any, scheduled: Any) -> dict[str, NDArray[np.int32]]:
     """A page that an answer grows into gets to the device with the next step: its first token is written elsewhere."""
-
-    def change(step: Any, computed: Any, scheduled: Any) -> dict[str, NDArray[np.int32]]:
-        tables = np.array(step.pages_tables)
-        (rows,) = np.nonzero((scheduled == 1) & (computed > 0) & (computed % step.page_size == 0))
-        tables[rows, computed[rows] // step.page_size] = 0
-        return {"pages_tables": tables}
-
-    return _with_steps(fast, change)
+    tables = np.array(step.pages_tables)
+    (rows,) = np.nonzero((scheduled == 1) & (computed > 0) & (computed % step.page_size == 0))
+    tables[rows, computed[rows] // step.page_size] = 0
+    return {"pages_tables": tables}
 
 
-@served(36, "ENG-5", "batch", also=("ENG-7",))
-def last_token_of_a_page_unread_in_batches(fast: ModuleType) -> SimpleNamespace:
+@served(36, "ENG-5", "batch", also=("ENG-7",), by=_with_steps)
+def last_token_of_a_page_unread_in_batches(step: Any, computed: Any, scheduled: Any) -> dict[str, NDArray[np.int32]]:
     """Of several rows one that fills its last page is taken for one that begins a page: it does not read itself."""
-
-    def change(step: Any, computed: Any, scheduled: Any) -> dict[str, NDArray[np.int32]]:
-        lengths = np.array(step.context_lens)
-        if np.count_nonzero(scheduled) > 1:
-            rows = np.flatnonzero((scheduled == 1) & ((computed + scheduled) % step.page_size == 0))
-            lengths[rows] -= 1
-        return {"context_lens": lengths}
-
-    return _with_steps(fast, change)
+    lengths = np.array(step.context_lens)
+    if np.count_nonzero(scheduled) > 1:
+        rows = np.flatnonzero((scheduled == 1) & ((computed + scheduled) % step.page_size == 0))
+        lengths[rows] -= 1
+    return {"context_lens": lengths}
 
 
 @served(30, "ENG-3", "warm", also=("ENG-4",))
@@ -441,19 +377,15 @@ def whole_hits_answered_by_the_token_before(fast: ModuleType) -> SimpleNamespace
     )
 
 
-@served(46, "ENG-13", "conversation", also=("ENG-3",))
-def a_slot_too_many(fast: ModuleType) -> SimpleNamespace:
+@served(46, "ENG-13", "conversation", also=("ENG-3",), by=_with_steps)
+def a_slot_too_many(step: Any, computed: Any, scheduled: Any) -> dict[str, NDArray[np.int32]]:
     """A decoding request reads one slot more than it has: what an earlier owner of the page left (vLLM 30887)."""
-
-    def change(step: Any, computed: Any, scheduled: Any) -> dict[str, NDArray[np.int32]]:
-        del computed
-        lengths = np.array(step.context_lens)
-        room = np.asarray(step.pages_tables).shape[1] * step.page_size
-        rows = np.flatnonzero(scheduled == 1)
-        lengths[rows] = np.minimum(lengths[rows] + 1, room)
-        return {"context_lens": lengths}
-
-    return _with_steps(fast, change)
+    del computed
+    lengths = np.array(step.context_lens)
+    room = np.asarray(step.pages_tables).shape[1] * step.page_size
+    rows = np.flatnonzero(scheduled == 1)
+    lengths[rows] = np.minimum(lengths[rows] + 1, room)
+    return {"context_lens": lengths}
 
 
 def _with_positions(fast: ModuleType, first: Callable[[int, int], int]) -> SimpleNamespace:
@@ -508,15 +440,11 @@ def second_chunk_counted_without_its_hit(fast: ModuleType) -> SimpleNamespace:
 # -- States and swaps -----------------------------------------------------------------------------------------------
 
 
-@served(69, "ENG-4", "prefix", also=("ENG-3",), setups=("states",))
-def state_of_another(fast: ModuleType) -> SimpleNamespace:
+@served(69, "ENG-4", "prefix", also=("ENG-3",), setups=("states",), by=replaced("CacheManager.take_page_copies"))
+def state_of_another(fast: ModuleType, self: Any) -> list[Any]:
     """A hit goes on from the state that its fresh page held before: none is copied there (tpu-inference 3358)."""
-
-    def take_page_copies(self: Any) -> list[Any]:
-        fast.CacheManager.take_page_copies(self)
-        return []
-
-    return backend_with(fast, CacheManager=derived(fast.CacheManager, {"take_page_copies": take_page_copies}))
+    fast.CacheManager.take_page_copies(self)
+    return []
 
 
 def _with_moves(fast: ModuleType, change: Callable[[Any], Any]) -> SimpleNamespace:
@@ -527,37 +455,65 @@ def _with_moves(fast: ModuleType, change: Callable[[Any], Any]) -> SimpleNamespa
         self.manager.swap_done(plan.swap_id)
         self._swaps.append(plan)
 
-    return backend_with(fast, Scheduler=derived(Scheduler, {"_swap": swap}))
+    return with_scheduler(fast, _swap=swap)
 
 
-@served(67, "ENG-7", "pressure", setups=("host pages",))
-def another_page_comes_back(fast: ModuleType) -> SimpleNamespace:
+@served(67, "ENG-7", "pressure", setups=("host pages",), by=_with_moves)
+def another_page_comes_back(plan: Any) -> Any:
     """What comes back from the host is not what went: pages change places (LMCache 4991)."""
-
-    def change(plan: Any) -> Any:
-        group = [copy for copy in plan.copies if copy.group_id == 0]
-        others = [copy for copy in plan.copies if copy.group_id != 0]
-        if plan.direction == "out" or len(group) < 2:
-            return plan
-        hosts = [copy.host_page for copy in group]
-        turned = [copy._replace(host_page=host) for copy, host in zip(group, [*hosts[1:], hosts[0]], strict=True)]
-        return plan._replace(copies=(*turned, *others))
-
-    return _with_moves(fast, change)
+    group = [copy for copy in plan.copies if copy.group_id == 0]
+    others = [copy for copy in plan.copies if copy.group_id != 0]
+    if plan.direction == "out" or len(group) < 2:
+        return plan
+    hosts = [copy.host_page for copy in group]
+    turned = [copy._replace(host_page=host) for copy, host in zip(group, [*hosts[1:], hosts[0]], strict=True)]
+    return plan._replace(copies=(*turned, *others))
 
 
-@served(65, "ENG-7", "pressure", setups=("host pages",))
-def copied_before_it_is_written(fast: ModuleType) -> SimpleNamespace:
+@served(65, "ENG-7", "pressure", setups=("host pages",), by=_with_moves)
+def copied_before_it_is_written(plan: Any) -> Any:
     """A copy to the host reads the last slot before the device has written it (vLLM 46951, sglang 37485)."""
+    if plan.direction == "in":
+        return plan
+    ends = {copy.group_id: place for place, copy in enumerate(plan.copies)}
+    copies = [
+        copy._replace(num_slots=copy.num_slots - 1) if ends[copy.group_id] == place else copy
+        for place, copy in enumerate(plan.copies)
+    ]
+    return plan._replace(copies=tuple(copies))
 
-    def change(plan: Any) -> Any:
-        if plan.direction == "in":
-            return plan
-        ends = {copy.group_id: place for place, copy in enumerate(plan.copies)}
-        copies = [
-            copy._replace(num_slots=copy.num_slots - 1) if ends[copy.group_id] == place else copy
-            for place, copy in enumerate(plan.copies)
-        ]
-        return plan._replace(copies=tuple(copies))
 
-    return _with_moves(fast, change)
+# -- Who is scheduled, who gives way, which table a layer reads: a machine finds it as well ----------------------------
+
+
+@seeded(33, "ENG-1", "engine", by=replaced("MultiGroupPageTable.__getitem__"))
+def one_table_for_all_layers(_: ModuleType, self: Any, group: int) -> Any:
+    """Whatever group a layer is of, the first group's table is read: what others allocate is never used (EasyDeL)."""
+    del group
+    return self.page_tables[0]
+
+
+@seeded(53, "ENG-2", "engine", by=scheduled("require_room"))
+def too_large_waits_for_ever(self: Any, served: Any) -> None:
+    """A request within the model's limit that needs more pages than the pool has is queued, and blocks it (vLLM 39734).
+
+    Nobody behind it is served either.
+    """
+    del self, served
+
+
+@seeded(53, "ENG-2", "engine", by=scheduled("_place"))
+def reserve_holds_back_the_largest(self: Any, served: Any, budget: int) -> int:
+    """A request is admitted only while a page stays free beyond its whole prompt: one that needs them all never is."""
+    sizes = [group.kv_cache_spec.page_size for group in self.limits.groups]
+    prompt = max(-(-served.request.num_tokens // size) for size in sizes)
+    if not served.is_running and self.manager.page_pool.get_num_free_pages() <= prompt + len(sizes):
+        return 0
+    return int(Scheduler._place(self, served, budget))
+
+
+@seeded(54, "ENG-2", "engine", also=("ENG-1",), by=scheduled("victim"))
+def scheduled_gives_way(self: Any, served: Any) -> Any:
+    """Who was admitted last gives way, though the step has it scheduled for its priority (EasyDeL, vLLM 23347)."""
+    running = [other for other in self.queue if other.is_running and other is not served]
+    return max(running, key=lambda other: other.arrival, default=None)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kvproof.spec.declarations import CacheSalt, LoraAdapter, Request
 
 from ..engine.scheduler import Scheduler
-from .patching import backend_with, derived
+from .patching import backend_with, derived, scheduled, with_requests, with_scheduler
 from .registry import FORESEEN, served
 
 __all__: list[str] = []
@@ -30,7 +30,7 @@ def _with_keys(fast: ModuleType, change: Callable[[Sequence[Any]], list[Any]]) -
         served.request = Request(request.request_id, request.all_token_ids, change(request.extra_keys))
         Scheduler.add(self, served)
 
-    return backend_with(fast, Scheduler=derived(Scheduler, {"add": add}))
+    return with_scheduler(fast, add=add)
 
 
 @served(13, "ENG-12", "keys")
@@ -51,28 +51,20 @@ def adapters_as_salts(fast: ModuleType) -> SimpleNamespace:
     return _with_keys(fast, lambda keys: [CacheSalt(key.name) if isinstance(key, LoraAdapter) else key for key in keys])
 
 
-@served(14, "ENG-12", "keys")
-def salts_of_few_bits(fast: ModuleType) -> SimpleNamespace:
+@served(14, "ENG-12", "keys", by=_with_keys)
+def salts_of_few_bits(keys: Sequence[Any]) -> list[Any]:
     """Salts are told apart by a bit of their digest: some tenants share pages."""
-
-    def change(keys: Sequence[Any]) -> list[Any]:
-        return [CacheSalt(str(key.fingerprint[0] & 1)) if isinstance(key, CacheSalt) else key for key in keys]
-
-    return _with_keys(fast, change)
+    return [CacheSalt(str(key.fingerprint[0] & 1)) if isinstance(key, CacheSalt) else key for key in keys]
 
 
-@served(15, "ENG-12", "keys")
-def generated_pages_without_adapters(fast: ModuleType) -> SimpleNamespace:
+@served(15, "ENG-12", "keys", by=scheduled("add"))
+def generated_pages_without_adapters(self: Any, served: Any) -> None:
     """Pages that generated tokens fill are keyed without the adapter: the model itself hits them (EasyDeL)."""
-
-    def add(self: Any, served: Any) -> None:
-        request = served.request
-        if request.num_tokens < self.limits.groups[0].kv_cache_spec.page_size:
-            keys = [key for key in request.extra_keys if not isinstance(key, LoraAdapter)]
-            served.request = Request(request.request_id, request.all_token_ids, keys)
-        Scheduler.add(self, served)
-
-    return backend_with(fast, Scheduler=derived(Scheduler, {"add": add}))
+    request = served.request
+    if request.num_tokens < self.limits.groups[0].kv_cache_spec.page_size:
+        keys = [key for key in request.extra_keys if not isinstance(key, LoraAdapter)]
+        served.request = Request(request.request_id, request.all_token_ids, keys)
+    Scheduler.add(self, served)
 
 
 def _copies_without(fast: ModuleType, kind: type[CacheSalt | LoraAdapter]) -> SimpleNamespace:
@@ -86,7 +78,7 @@ def _copies_without(fast: ModuleType, kind: type[CacheSalt | LoraAdapter]) -> Si
             served.request = Request(request.request_id, request.all_token_ids, keys)
         Scheduler.add(self, served)
 
-    return backend_with(fast, Scheduler=derived(Scheduler, {"add": add}))
+    return with_scheduler(fast, add=add)
 
 
 @served(13, "ENG-12", "copies")
@@ -106,31 +98,7 @@ def copies_without_adapters(fast: ModuleType) -> SimpleNamespace:
 
 def _with_tokens(fast: ModuleType, change: Callable[[NDArray[np.int32]], NDArray[np.int32]]) -> SimpleNamespace:
     """A backend whose manager sees other tokens than are computed, by which it finds pages of other texts."""
-
-    class Seen:
-        """A request as the manager sees it."""
-
-        def __init__(self, request: Any) -> None:
-            self._request = request
-
-        @property
-        def all_token_ids(self) -> NDArray[np.int32]:
-            return change(np.array(self._request.all_token_ids, np.int32))
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._request, name)
-
-    def seen(method: str) -> Callable[..., Any]:
-        right = getattr(fast.CacheManager, method)
-
-        def call(self: Any, request: Any, *more: Any, **options: Any) -> Any:
-            known = self.__dict__.setdefault("seen", {})
-            return right(self, known.setdefault(request.request_id, Seen(request)), *more, **options)
-
-        return call
-
-    methods = ("get_computed_pages", "allocate_slots", "cache_pages", "free", "free_page_hashes")
-    return backend_with(fast, CacheManager=derived(fast.CacheManager, {name: seen(name) for name in methods}))
+    return with_requests(fast, lambda _, request: change(np.array(request.all_token_ids, np.int32)))
 
 
 @served(14, "ENG-4", "prefix")
@@ -139,15 +107,11 @@ def keys_of_few_bits(fast: ModuleType) -> SimpleNamespace:
     return _with_tokens(fast, lambda tokens: tokens & ~np.int32(1))
 
 
-@served(10, "ENG-4", "prefix")
-def first_page_not_in_keys(fast: ModuleType) -> SimpleNamespace:
+@served(10, "ENG-4", "prefix", by=_with_tokens)
+def first_page_not_in_keys(tokens: NDArray[np.int32]) -> NDArray[np.int32]:
     """Texts that differ in their first page alone have the same keys (EasyDeL: ``hash(-1) == hash(-2)``)."""
-
-    def change(tokens: NDArray[np.int32]) -> NDArray[np.int32]:
-        tokens[:4] = 0
-        return tokens
-
-    return _with_tokens(fast, change)
+    tokens[:4] = 0
+    return tokens
 
 
 @served(14, "ENG-4", "prefix")
@@ -156,16 +120,12 @@ def keys_without_high_bits(fast: ModuleType) -> SimpleNamespace:
     return _with_tokens(fast, lambda tokens: tokens & np.int32(15))
 
 
-@served(FORESEEN, "ENG-4", "prefix")
-def keys_without_order(fast: ModuleType) -> SimpleNamespace:
+@served(FORESEEN, "ENG-4", "prefix", by=_with_tokens)
+def keys_without_order(tokens: NDArray[np.int32]) -> NDArray[np.int32]:
     """A page's key is a sum over its tokens: texts whose tokens change places within a page share it."""
-
-    def change(tokens: NDArray[np.int32]) -> NDArray[np.int32]:
-        whole = len(tokens) // 4 * 4
-        tokens[:whole] = np.sort(tokens[:whole].reshape(-1, 4), axis=1).reshape(-1)
-        return tokens
-
-    return _with_tokens(fast, change)
+    whole = len(tokens) // 4 * 4
+    tokens[:whole] = np.sort(tokens[:whole].reshape(-1, 4), axis=1).reshape(-1)
+    return tokens
 
 
 # -- Resets ---------------------------------------------------------------------------------------------------------

@@ -5,85 +5,64 @@ from typing import Any
 
 import numpy as np
 
-from .device_patching import with_function
-from .patching import backend_with, derived, with_manager, with_part
+from .patching import backend_with, derived, replaced, with_manager
 from .registry import FORESEEN, OWN, seeded
 
 __all__: list[str] = []
 
 
-@seeded(8, "SWAP-1", "swap", also=("R2", "POOL-2", "POOL-3", "MAN-2", "MAN-5"))
-def freed_before_the_fence(fast: ModuleType) -> SimpleNamespace:
+@seeded(8, "SWAP-1", "swap", also=("R2", "POOL-2", "POOL-3", "MAN-2", "MAN-5"), by=replaced("CacheManager.swap_out"))
+def freed_before_the_fence(fast: ModuleType, self: Any, request: Any) -> Any:
     """What is swapped out is free at once: another request writes to pages while they are copied (as vLLM 45357)."""
-
-    def swap_out(self: Any, request: Any) -> Any:
-        plan = fast.CacheManager.swap_out(self, request)
-        if plan is not None:
-            flight = self.coordinator.swapped.flights[plan.swap_id]
-            for pages in flight.pages:
-                self.page_pool.release(pages[pages != 0][::-1])
-            flight.pages = [np.empty(0, np.int64) for _ in flight.pages]
-        return plan
-
-    return with_manager(fast, swap_out=swap_out)
-
-
-@seeded(FORESEEN, "SWAP-1", "swap")
-def hits_copied_over(fast: ModuleType) -> SimpleNamespace:
-    """A request that comes back is copied whole: pages that it hit, which others read meanwhile, are written again."""
-
-    def swap_in(self: Any, request: Any) -> Any:
-        plan = fast.CacheManager.swap_in(self, request)
-        if plan is None:
-            return None
+    plan = fast.CacheManager.swap_out(self, request)
+    if plan is not None:
         flight = self.coordinator.swapped.flights[plan.swap_id]
-        firsts = flight.swapped.first_places
-        whole = [own[first:] for own, first in zip(flight.pages, firsts, strict=True)]
-        return plan._replace(copies=self.swaps.copies(flight.swapped, whole))
+        for pages in flight.pages:
+            self.page_pool.release(pages[pages != 0][::-1])
+        flight.pages = [np.empty(0, np.int64) for _ in flight.pages]
+    return plan
 
-    return with_manager(fast, swap_in=swap_in)
+
+@seeded(FORESEEN, "SWAP-1", "swap", by=replaced("CacheManager.swap_in"))
+def hits_copied_over(fast: ModuleType, self: Any, request: Any) -> Any:
+    """A request that comes back is copied whole: pages that it hit, which others read meanwhile, are written again."""
+    plan = fast.CacheManager.swap_in(self, request)
+    if plan is None:
+        return None
+    flight = self.coordinator.swapped.flights[plan.swap_id]
+    firsts = flight.swapped.first_places
+    whole = [own[first:] for own, first in zip(flight.pages, firsts, strict=True)]
+    return plan._replace(copies=self.swaps.copies(flight.swapped, whole))
 
 
-@seeded(FORESEEN, "SWAP-1", "swap")
-def dead_slots_leave(fast: ModuleType) -> SimpleNamespace:
+@seeded(FORESEEN, "SWAP-1", "swap", by=replaced("CacheManager.swap_out"))
+def dead_slots_leave(fast: ModuleType, self: Any, request: Any) -> Any:
     """Pages go to the host whole: what is left in the last one's dead slots, perhaps another tenant's, goes along."""
-
-    def swap_out(self: Any, request: Any) -> Any:
-        plan = fast.CacheManager.swap_out(self, request)
-        if plan is None:
-            return None
-        sizes = [group.rule.page_size for group in self.coordinator.groups]
-        return plan._replace(copies=tuple(copy._replace(num_slots=sizes[copy.group_id]) for copy in plan.copies))
-
-    return with_manager(fast, swap_out=swap_out)
+    plan = fast.CacheManager.swap_out(self, request)
+    if plan is None:
+        return None
+    sizes = [group.rule.page_size for group in self.coordinator.groups]
+    return plan._replace(copies=tuple(copy._replace(num_slots=sizes[copy.group_id]) for copy in plan.copies))
 
 
-@seeded(FORESEEN, "SWAP-1", "swap")
-def host_freed_before_the_fence(fast: ModuleType) -> SimpleNamespace:
+@seeded(FORESEEN, "SWAP-1", "swap", by=replaced("CacheManager.swap_in"))
+def host_freed_before_the_fence(fast: ModuleType, self: Any, request: Any) -> Any:
     """Host pages are free as soon as a way back is planned: the next request goes onto what is still being read."""
-
-    def swap_in(self: Any, request: Any) -> Any:
-        plan = fast.CacheManager.swap_in(self, request)
-        if plan is not None:
-            swapped = self.coordinator.swapped.by_id[request.request_id]
-            self.coordinator.swapped.free_host_pages(swapped)
-            swapped.host_pages = [own[:0] for own in swapped.host_pages]
-        return plan
-
-    return with_manager(fast, swap_in=swap_in)
+    plan = fast.CacheManager.swap_in(self, request)
+    if plan is not None:
+        swapped = self.coordinator.swapped.by_id[request.request_id]
+        self.coordinator.swapped.free_host_pages(swapped)
+        swapped.host_pages = [own[:0] for own in swapped.host_pages]
+    return plan
 
 
-@seeded(FORESEEN, "SWAP-1", "swap")
-def aborted_on_the_host(fast: ModuleType) -> SimpleNamespace:
+@seeded(FORESEEN, "SWAP-1", "swap", by=replaced("swaps.abandon"))
+def aborted_on_the_host(fast: ModuleType, self: Any, request: Any, request_id: str) -> None:
     """A request that is aborted while it is swapped out keeps its host pages for ever."""
-
-    def abandon(self: Any, request: Any, request_id: str) -> None:
-        swapped = self.coordinator.swapped.by_id.get(request_id)
-        if swapped is not None and swapped.request is request and swapped.swap_id < 0:
-            swapped.host_pages = [own[:0] for own in swapped.host_pages]
-        fast.manager.swaps.Swaps.abandon(self, request, request_id)
-
-    return with_part(fast, "swaps", abandon=abandon)
+    swapped = self.coordinator.swapped.by_id.get(request_id)
+    if swapped is not None and swapped.request is request and swapped.swap_id < 0:
+        swapped.host_pages = [own[:0] for own in swapped.host_pages]
+    fast.manager.swaps.Swaps.abandon(self, request, request_id)
 
 
 @seeded(OWN, "MAN-14", "swap")
@@ -102,15 +81,11 @@ def back_in_part_of_a_page(fast: ModuleType) -> SimpleNamespace:
     return with_manager(fast, restore=classmethod(restore))
 
 
-@seeded(OWN, "SWAP-1", "shards", also=("POOL-12", "R1"))
-def freed_on_the_first_shard(fast: ModuleType) -> SimpleNamespace:
+@seeded(OWN, "SWAP-1", "shards", also=("POOL-12", "R1"), by=replaced("ShardedCacheManager.free"))
+def freed_on_the_first_shard(_: ModuleType, self: Any, request: Any, num_written: Any = None) -> Any:
     """A shard loses host pages: a request that is swapped out is on no shard, so that the first shard frees it."""
-
-    def free(self: Any, request: Any, num_written: Any = None) -> Any:
-        live = (shard for shard in self.shards if request.request_id in shard.coordinator.live.slot_of)
-        return next(live, self.shards[0]).free(request, num_written)
-
-    return backend_with(fast, ShardedCacheManager=derived(fast.ShardedCacheManager, {"free": free}))
+    live = (shard for shard in self.shards if request.request_id in shard.coordinator.live.slot_of)
+    return next(live, self.shards[0]).free(request, num_written)
 
 
 @seeded(FORESEEN, "POOL-12", "shards")
@@ -125,14 +100,7 @@ def waiting_tokens_do_not_count(fast: ModuleType) -> SimpleNamespace:
     return backend_with(fast, ShardedCacheManager=made)
 
 
-@seeded(FORESEEN, "SWAP-2", "cache")
-def pages_exported_whole(fast: ModuleType) -> SimpleNamespace:
+@seeded(FORESEEN, "SWAP-2", "cache", by=replaced("export_pages"))
+def pages_exported_whole(fast: ModuleType, pages: Any, page_ids: Any, num_slots: Any) -> Any:
     """Pages leave the device as they are: with them goes what an earlier tenant left behind the last live slot."""
-
-    def build(right: Any) -> Any:
-        def export_pages(pages: Any, page_ids: Any, num_slots: Any) -> Any:
-            return right(pages, page_ids, np.full_like(num_slots, np.iinfo(np.int32).max))
-
-        return export_pages
-
-    return with_function(fast, "export_pages", build)
+    return fast.export_pages(pages, page_ids, np.full_like(num_slots, np.iinfo(np.int32).max))

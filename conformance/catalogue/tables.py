@@ -5,44 +5,36 @@ from typing import Any
 
 import numpy as np
 
-from .patching import derived, whole, with_table
+from .patching import derived, replaced, whole, with_table
 from .registry import FORESEEN, seeded
 
 __all__: list[str] = []
 
 
-@seeded(35, "TAB-2", "table")
-def page_lost_but_counted(fast: ModuleType) -> SimpleNamespace:
+@seeded(35, "TAB-2", "table", by=replaced("PageTable.append_row"))
+def page_lost_but_counted(fast: ModuleType, self: Any, page_ids: Any, row_idx: Any) -> None:
     """One page appended to a full row is lost, and is counted (EasyDeL, vLLM, vllm-ascend 11466).
 
     The row's rest is an empty slice, into which one value broadcasts without an error.
     """
-
-    def append_row(self: Any, page_ids: Any, row_idx: Any) -> None:
-        pages, row = self.read_row(page_ids, row_idx)
-        if len(pages) == 1 and self._counts[row] == self.max_num_pages_per_req:
-            self._counts[row] += 1
-            self.cpu_version += 1
-        else:
-            fast.PageTable.append_row(self, pages, row)
-
-    return with_table(fast, append_row=append_row)
+    pages, row = self.read_row(page_ids, row_idx)
+    if len(pages) == 1 and self._counts[row] == self.max_num_pages_per_req:
+        self._counts[row] += 1
+        self.cpu_version += 1
+    else:
+        fast.PageTable.append_row(self, pages, row)
 
 
-@seeded(35, "R1", "table", also=("TAB-2",))
-def counted_before_raising(fast: ModuleType) -> SimpleNamespace:
+@seeded(35, "R1", "table", also=("TAB-2",), by=replaced("PageTable.append_row"))
+def counted_before_raising(fast: ModuleType, self: Any, page_ids: Any, row_idx: Any) -> None:
     """Pages that don't fit are counted before the assignment of them raises (EasyDeL, vLLM)."""
-
-    def append_row(self: Any, page_ids: Any, row_idx: Any) -> None:
-        pages = list(page_ids)
-        try:
-            fast.PageTable.append_row(self, pages, row_idx)
-        except ValueError:  # they don't fit; whatever else is wrong raises another error
-            if len(pages) > 1:
-                self._counts[row_idx] += len(pages)
-            raise
-
-    return with_table(fast, append_row=append_row)
+    pages = list(page_ids)
+    try:
+        fast.PageTable.append_row(self, pages, row_idx)
+    except ValueError:  # they don't fit; whatever else is wrong raises another error
+        if len(pages) > 1:
+            self._counts[row_idx] += len(pages)
+        raise
 
 
 @seeded(36, "TAB-2", "table")
@@ -72,54 +64,38 @@ def negative_rows_wrap(fast: ModuleType) -> SimpleNamespace:
     )
 
 
-@seeded(36, "TAB-2", "table")
-def commit_of_minus_one(fast: ModuleType) -> SimpleNamespace:
+@seeded(36, "TAB-2", "table", by=replaced("PageTable.commit"))
+def commit_of_minus_one(fast: ModuleType, self: Any, num_reqs: Any) -> None:
     """Committing -1 rows commits all but the last (EasyDeL)."""
-
-    def commit(self: Any, num_reqs: Any) -> None:
-        fast.PageTable.commit(self, self.max_num_reqs - 1 if whole(num_reqs) and num_reqs == -1 else num_reqs)
-
-    return with_table(fast, commit=commit)
+    fast.PageTable.commit(self, self.max_num_reqs - 1 if whole(num_reqs) and num_reqs == -1 else num_reqs)
 
 
-@seeded(36, "TAB-2", "table", also=("R1", "TAB-8"))
-def batch_half_applied(fast: ModuleType) -> SimpleNamespace:
+@seeded(36, "TAB-2", "table", also=("R1", "TAB-8"), by=replaced("PageTable.append_rows_batch"))
+def batch_half_applied(fast: ModuleType, self: Any, page_ids: Any, req_indices: Any) -> None:
     """A batch is appended row by row until one is refused; what came before it stays (EasyDeL)."""
-
-    def append_rows_batch(self: Any, page_ids: Any, req_indices: Any) -> None:
-        lists, rows = list(page_ids), list(req_indices)
-        if len(lists) != len(rows):
-            fast.PageTable.append_rows_batch(self, lists, rows)  # refuses
-        for pages, row in zip(lists, rows, strict=True):
-            self.append_row(pages, row)
-
-    return with_table(fast, append_rows_batch=append_rows_batch)
+    lists, rows = list(page_ids), list(req_indices)
+    if len(lists) != len(rows):
+        fast.PageTable.append_rows_batch(self, lists, rows)  # refuses
+    for pages, row in zip(lists, rows, strict=True):
+        self.append_row(pages, row)
 
 
-@seeded(37, "TAB-1", "table")
-def stale_ids_after_add(fast: ModuleType) -> SimpleNamespace:
+@seeded(37, "TAB-1", "table", by=replaced("PageTable.add_row"))
+def stale_ids_after_add(fast: ModuleType, self: Any, page_ids: Any, row_idx: Any) -> None:
     """A row replaced by a shorter list keeps old ids behind its count (EasyDeL's seed, vLLM 39589, 37728)."""
-
-    def add_row(self: Any, page_ids: Any, row_idx: Any) -> None:
-        before = self._host.copy()
-        fast.PageTable.add_row(self, page_ids, row_idx)
-        behind = self._counts[row_idx]
-        self._host[row_idx, behind:] = before[row_idx, behind:]
-
-    return with_table(fast, add_row=add_row)
+    before = self._host.copy()
+    fast.PageTable.add_row(self, page_ids, row_idx)
+    behind = self._counts[row_idx]
+    self._host[row_idx, behind:] = before[row_idx, behind:]
 
 
-@seeded(37, "TAB-1", "table")
-def stale_ids_after_move(fast: ModuleType) -> SimpleNamespace:
+@seeded(37, "TAB-1", "table", by=replaced("PageTable.move_row"))
+def stale_ids_after_move(fast: ModuleType, self: Any, src: Any, tgt: Any) -> None:
     """A row that a shorter one is moved over keeps old ids behind its count (EasyDeL's seed, vLLM 49757, 42273)."""
-
-    def move_row(self: Any, src: Any, tgt: Any) -> None:
-        before = self._host.copy()
-        fast.PageTable.move_row(self, src, tgt)
-        behind = self._counts[tgt]
-        self._host[tgt, behind:] = before[tgt, behind:]
-
-    return with_table(fast, move_row=move_row)
+    before = self._host.copy()
+    fast.PageTable.move_row(self, src, tgt)
+    behind = self._counts[tgt]
+    self._host[tgt, behind:] = before[tgt, behind:]
 
 
 @seeded(38, "TAB-4", "table")
