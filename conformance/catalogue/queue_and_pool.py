@@ -48,10 +48,10 @@ def double_mention(fast: ModuleType, self: Any, ordered_pages: Any) -> None:
 
     All counts were lowered first; then every mention whose page stood at 0 was appended.
     """
-    pages = fast.fast.PagePool.pages.read_pages("ordered_pages", ordered_pages, self)
+    pages = fast.pool.pages.read_pages("ordered_pages", ordered_pages, self)
     pages = pages[pages != 0]
     if (np.bincount(pages, minlength=self.num_pages) > self.counts.of).any():
-        fast.PagePool.free_pages(self, fast.fast.PagePool.pages.page_list(self, pages))  # refuses
+        fast.PagePool.free_pages(self, fast.pool.pages.page_list(self, pages))  # refuses
     np.subtract.at(self.counts.of, pages, 1)
     self._put_back(pages[self.counts.of[pages] == 0])
 
