@@ -103,9 +103,13 @@ class SwapSteps(GroupSteps):
         """See `ManagerBlame.names_of`: what is swapped out is neither live nor waiting."""
         return [name for name in super().names_of(live) if live or name not in self.away]
 
+    def unused(self) -> list[str]:
+        """See `Admission.unused`: what is swapped out keeps its id."""
+        return [name for name in super().unused() if name not in self.away]
+
     def arrived(self, data: Drawing) -> str:
         """See `Admission.arrived`: there may be no id left."""
-        if len(self.names_of(live=True)) + len(self.away) >= 4:
+        if not self.unused():
             raise Nothing
         return super().arrived(data)
 
@@ -283,7 +287,7 @@ class SwapSteps(GroupSteps):
         """A request is on its way back behind hits when who published them leaves before they were written."""
         writer = data.one_of(self.names_of(live=True))
         case = self.cases[writer]
-        name = next(unused for unused in self.unused() if unused not in self.away)
+        name = self.unused()[0]
         self.bring(
             name, [*case.tokens, data.one_of(self.world.alphabet)][: self.max_model_len], case.request.extra_keys
         )
