@@ -48,7 +48,6 @@ SOONEST = {
     "pages_taken_alone_leave_no_ghosts": 1,
     "retry_fails_after_a_rollback": 1,
     "the_end_of_a_prompt_outlives_others": 1,
-    "back_in_part_of_a_page": 2,
     "hits_end_at_512_pages": 2,
     "null_page_is_cached": 2,
     "room_made_list_by_list": 2,
