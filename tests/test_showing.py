@@ -42,7 +42,12 @@ def shown(package: ModuleType) -> list[object]:
     )
     cache = package.RaggedPagesCache.init_cache(None, metadata, package.AxisRules())
     shards = package.ShardedCacheManager(2, 4, [group], 64)
-    return [manager, manager.page_pool, table, tables, cache, shards]
+    builder = package.MetadataBuilder(page_size=4, max_num_reqs=8, max_pages=16, max_num_tokens=32)
+    builders = package.MultiGroupMetadataBuilder([4, 8], 8, [16, 8], 32, token_sizes=[32])
+    follower = package.CacheFollower()
+    queue = package.FreeCachePageQueue([package.CachePage(page) for page in range(1, 4)])
+    built = [builder, builders, follower, manager.page_pool.free_page_queue, queue]
+    return [manager, manager.page_pool, table, tables, cache, cache.views[1], shards, *built]
 
 
 @PACKAGES
@@ -55,7 +60,15 @@ def test_an_object_is_one_line(package: ModuleType) -> None:
         "<PageTable: rows in use 1 of 8 (12.5%), 16 pages a row at most>",
         "<MultiGroupPageTable: 1 groups, group 0 rows in use 0 of 8 (0.0%)>",
         "<RaggedPagesCache: 3 layers, 7 pages, 4 slots a page, of bfloat16, layout v3>",
+        "<RaggedPagesCacheView: layer 1 of 3, 7 pages, 4 slots a page, of bfloat16, layout v3>",
         "<ShardedCacheManager: shard 0 pages in use 0 of 3 (0.0%), shard 1 pages in use 0 of 3 (0.0%)>",
+        "<MetadataBuilder: 8 rows, 16 pages a row at most, 4 tokens a page, 32 tokens a step at most, "
+        "padded to 16 or 32>",
+        "<MultiGroupMetadataBuilder: 2 groups, 8 rows, tokens a page by group 4, 8, 32 tokens a step at most, "
+        "padded to 32>",
+        "<CacheFollower: 0 cached pages>",
+        "<PoolFreeQueue: 16 free pages>",
+        "<FreeCachePageQueue: 3 free pages>",
     ]
 
 

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from kvproof.kernels import storage_dtype
 from kvproof.spec.declarations.documents import SavedOnMesh, document, fields_of
 from kvproof.spec.declarations.partitions import PartitionManager, axes_to_json, read_axes
+from kvproof.spec.declarations.showing import ShownView
 
 from ..reading.arguments import flag, index, instance, refusal
 from . import cache_programs as programs
@@ -49,8 +50,8 @@ def platform_of(mesh: Mesh | None) -> str:
     data_fields=["kv_pages"],
     meta_fields=["metadata", "layer_index", "partition_manager", "mesh"],
 )
-@dataclasses.dataclass(frozen=True, eq=False)
-class RaggedPagesCacheView(SavedOnMesh):
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class RaggedPagesCacheView(ShownView, SavedOnMesh):
     """The pages of one layer: a pytree whose arrays are the pages, all else being static. Made by `init`.
 
     A view is a value: what writes returns another. The memory is written in place all the same: outside of traced

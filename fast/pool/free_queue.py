@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import NoReturn
 
 from kvproof.spec.declarations.page_calls import OwnedQueue, PageOwner, require_page
-from kvproof.spec.declarations.uncopied import Uncopied
+from kvproof.spec.declarations.showing import ShownQueue
 
 from ..reading.arguments import integer, listed, refusal
 from .free_order import FreeOrder
@@ -18,7 +18,7 @@ from .pages import NOWHERE, CachePage, PageList, PageView, page_list
 __all__ = ["FreeCachePageQueue", "PoolFreeQueue"]
 
 
-class FreeCachePageQueue(Uncopied):
+class FreeCachePageQueue(ShownQueue):
     """Pages in a row: taken at the front, put back at the end, removable from the middle, each in O(1).
 
     A page is in at most one queue, at most once.

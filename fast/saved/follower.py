@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from kvproof.spec.declarations import CacheCleared, CacheEvent, PageRemoved, PageStored
 from kvproof.spec.declarations.events import read_stored
 from kvproof.spec.declarations.keys import PageHash, PageHashWithGroupId, read_page_hash
+from kvproof.spec.declarations.showing import ShownFollower
 
 from ..reading.arguments import integer, listed, refusal
 
 __all__ = ["CacheFollower"]
 
 
-class CacheFollower:
+class CacheFollower(ShownFollower):
     """Applies one pool's events to a copy of its cached map: pages by key, duplicates in the order cached.
 
     It knows digests, tokens and extra keys, but no pool. A follower starts with the first event of the pool, or at a

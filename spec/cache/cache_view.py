@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from ..attention.attention import fused_ragged_paged_attention, ragged_paged_attention
 from ..declarations.documents import SavedOnMesh, document, fields_of, page_arrays_from_json, page_arrays_to_json
 from ..declarations.partitions import AxisRules, axes_to_json, read_axes
+from ..declarations.showing import ShownView
 from ..layout.cache_dtypes import CODES, FLOATS, ScaledPages
 from ..layout.cache_update import kv_cache_update
 from ..layout.open_pages import OpenPages
@@ -24,8 +25,8 @@ __all__ = ["RaggedPagesCacheView"]
 _KIND = "RaggedPagesCacheView"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class RaggedPagesCacheView(SavedOnMesh):
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class RaggedPagesCacheView(ShownView, SavedOnMesh):
     """The pages of one layer. A view is immutable: writes return a new view; `init` makes the first.
 
     Attributes:

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from .keys import PageHashWithGroupId
 from .reading import integer, refusal
-from .uncopied import Uncopied
+from .showing import ShownQueue
 
 __all__ = ["OwnedQueue", "Page", "PageOwner", "PagesByGroup", "PooledPage", "require_page"]
 
@@ -187,7 +187,7 @@ def require_page(name: str, page: object) -> None:
         raise refusal(TypeError, "R1", f"{name}={page!r} must be a CachePage")
 
 
-class OwnedQueue(Uncopied):
+class OwnedQueue(ShownQueue):
     """The calls of a free queue that a pool's refuses: the pool's own calls move its pages (POOL-2)."""
 
     __slots__ = ()

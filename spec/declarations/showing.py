@@ -3,12 +3,25 @@
 Only numbers and public names of options are shown, no tokens, ids, keys or salts (SEC-2).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .uncopied import Uncopied
 
-__all__ = ["Shown", "ShownCache", "ShownManager", "ShownPool", "ShownShards", "ShownTable", "ShownTables"]
+__all__ = [
+    "Shown",
+    "ShownBuilder",
+    "ShownBuilders",
+    "ShownCache",
+    "ShownFollower",
+    "ShownManager",
+    "ShownPool",
+    "ShownQueue",
+    "ShownShards",
+    "ShownTable",
+    "ShownTables",
+    "ShownView",
+]
 
 
 class Shown:
@@ -120,9 +133,76 @@ class ShownCache(Shown):
         metadata = cache.metadata
         if metadata is None:
             return {"layers": 0}
+        return {"layers": metadata.num_hidden_layers, **_stored(metadata)}
+
+
+class ShownView(Shown):
+    """The pages of one layer: which one it is, and what `ShownCache` says of them. O(1)."""
+
+    __slots__ = ()
+
+    def _facts(self) -> Mapping[str, object]:
+        view: Any = self
+        return {"layer": f"{view.layer_index} of {view.metadata.num_hidden_layers}", **_stored(view.metadata)}
+
+
+def _stored(metadata: Any) -> dict[str, object]:
+    """How many pages a layer has, and what they hold."""
+    return {
+        "pages": metadata.num_pages * metadata.num_page_shards,
+        "slots a page": metadata.page_size,
+        "of": f"{metadata.kvdtype.name}, layout {metadata.version}",
+    }
+
+
+class ShownBuilder(Shown):
+    """What builds the arrays of steps: the sizes that it takes and gives. O(1)."""
+
+    __slots__ = ()
+
+    def _facts(self) -> Mapping[str, object]:
+        builder: Any = self
         return {
-            "layers": metadata.num_hidden_layers,
-            "pages": metadata.num_pages * metadata.num_page_shards,
-            "slots a page": metadata.page_size,
-            "of": f"{metadata.kvdtype.name}, layout {metadata.version}",
+            "rows": builder.max_num_reqs,
+            "pages a row at most": builder.max_pages,
+            "tokens a page": builder.page_size,
+            **_steps(builder.max_num_tokens, builder.token_sizes),
         }
+
+
+class ShownBuilders(Shown):
+    """The builders of several groups: how many there are, and each one's pages. O(groups)."""
+
+    __slots__ = ()
+
+    def _facts(self) -> Mapping[str, object]:
+        own: Any = self
+        first = own.builders[0]
+        sizes = ", ".join(str(builder.page_size) for builder in own.builders)
+        steps = _steps(first.max_num_tokens, first.token_sizes)
+        return {"groups": len(own.builders), "rows": first.max_num_reqs, "tokens a page": f"by group {sizes}", **steps}
+
+
+def _steps(most: int, sizes: Sequence[int]) -> dict[str, object]:
+    """How many tokens a step has."""
+    return {"tokens a step at most": most, "padded to": " or ".join(map(str, sizes))}
+
+
+class ShownQueue(Shown, Uncopied):
+    """A free queue: how many pages are in it. O(1)."""
+
+    __slots__ = ()
+
+    def _facts(self) -> Mapping[str, object]:
+        queue: Any = self
+        return {"free pages": queue.num_free_pages}
+
+
+class ShownFollower(Shown):
+    """A follower of events: how many pages it knows as cached. O(cached pages)."""
+
+    __slots__ = ()
+
+    def _facts(self) -> Mapping[str, object]:
+        follower: Any = self
+        return {"cached pages": sum(map(len, follower.cached_page_hash_to_page.values()))}

@@ -7,13 +7,14 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from .cache_metadata import read_version
 from .reading import flag, instance, integer, listed, refusal
+from .showing import ShownBuilder, ShownBuilders
 
 __all__ = ["GroupBuilders", "StepBuilder"]
 
 Builder = TypeVar("Builder", bound="StepBuilder")
 
 
-class StepBuilder:
+class StepBuilder(ShownBuilder):
     """Builds the metadata of steps from the host's page table and the numbers of tokens of its rows.
 
     The number of token rows T of a step is padded to one of a few sizes, so that few programs are compiled. Nothing is
@@ -84,7 +85,7 @@ class StepBuilder:
             )
 
 
-class GroupBuilders(Generic[Builder]):
+class GroupBuilders(ShownBuilders, Generic[Builder]):
     """Builds the metadata of steps for several cache groups, with a `MetadataBuilder` for each.
 
     Args:

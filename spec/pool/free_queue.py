@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from ..declarations.page_calls import OwnedQueue, require_page
-from ..declarations.uncopied import Uncopied
+from ..declarations.showing import ShownQueue
 from ..reading.arguments import integer, listed, refusal
 from .free_order import FreeOrder
 from .pages import CachePage, PageList, Queue
@@ -13,7 +13,7 @@ from .pages import CachePage, PageList, Queue
 __all__ = ["FreeCachePageQueue", "PoolFreeQueue"]
 
 
-class FreeCachePageQueue(Uncopied):
+class FreeCachePageQueue(ShownQueue):
     """A queue of pages without a pool: taken at the front, put back at the end, removable from the middle.
 
     A page is in one queue at most, and once.

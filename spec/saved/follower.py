@@ -6,12 +6,13 @@ from types import MappingProxyType
 from ..declarations import CacheCleared, CacheEvent, PageRemoved, PageStored
 from ..declarations.events import read_stored
 from ..declarations.keys import PageHash, PageHashWithGroupId, read_page_hash
+from ..declarations.showing import ShownFollower
 from ..reading.arguments import integer, listed, refusal
 
 __all__ = ["CacheFollower"]
 
 
-class CacheFollower:
+class CacheFollower(ShownFollower):
     """Rebuilds the cached map of a pool from its events, duplicates included (MAN-12).
 
     It must get every event of one pool, from the first on, once and in order.
