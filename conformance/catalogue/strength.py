@@ -20,8 +20,7 @@ from ..machines import MACHINES
 from ..oracle.judging import Plan, judge
 from ..oracle.python_engine import PythonEngine
 from ..oracle.relations import RELATIONS
-from ..search.profiles import PROFILES
-from ..search.runner import MachineReport, run_machine
+from ..search.runner import PROFILES, MachineReport, run_machine
 from ..search.workers import ignore_interrupts, interrupts_kept
 from . import SEEDED_BUGS, SERVED_BUGS, SeededBug
 

@@ -15,8 +15,7 @@ from ..console.named import BadInputError, chosen, family_of
 from ..machines import EVERY_MACHINE, EXHAUSTIVE, MACHINES, ON_REQUEST, Machine
 from ..oracle.relations import RELATIONS
 from ..report.xfails import Xfails, read_xfails
-from ..search.profiles import PROFILES
-from ..search.runner import Search, machines_for
+from ..search.runner import PROFILES, Search, machines_for
 
 __all__ = ["Options", "add_options", "in_order", "read_options"]
 

@@ -16,8 +16,7 @@ from ..machines import MACHINES
 from ..report.text import verdict_lines
 from ..report.verdicts import MachineReport, Report
 from ..report.xfails import Xfails, XfailsError, read_xfails
-from ..search.profiles import PROFILES
-from ..search.runner import machines_for
+from ..search.runner import PROFILES, machines_for
 from ..search.workers import Task, run_in_workers
 from .check import DEVICES
 

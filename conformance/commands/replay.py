@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,27 +11,27 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from kvproof.spec.clauses import CLAUSES
 from kvproof.spec.declarations.eviction import POLICIES
 
 from ..backends.loading import DEFAULT_BACKEND, Backend, load_backend
 from ..backends.raising import prints_apart
 from ..console.exit_status import DEVIATES, FINE
-from ..console.named import BadInputError, require_used
+from ..console.named import BadInputError, require_used, words_of
 from ..console.terminal import visible
 from ..console.writing import require_writable, write_file
 from ..log.reading import is_log
-from ..replay.engine import DeviationError, Engine
+from ..log.replaying import Replayed, log_json, log_lines, replay_log
+from ..replay.engine import DeviationError, Engine, Sizes, sizes_for
 from ..replay.groups import read_groups
-from ..replay.limits import Limit, limits_of
+from ..replay.limits import Limit, limits_of, policies_of, policy_share
 from ..replay.lockstep import LockstepEngine
-from ..replay.policies import policies_of, policy_share
 from ..replay.report import deviation_text, limits_json, limits_table, report_json, report_table
 from ..replay.serving import Replay
-from ..replay.sizes import Sizes, sizes_for
 from ..replay.traces import TraceRequest, read_trace, synthetic_trace, write_trace
-from . import log
 
 __all__ = ["run", "set_up"]
+
 
 _POOL_TOKENS = 200_000 * 16
 _SYNTHETIC_REQUESTS = 200
@@ -174,7 +175,7 @@ def run(args: argparse.Namespace) -> int:
     a_log = args.trace is not None and is_log(args.trace)
     if a_log:
         require_used(args, _OF_TRACES, "with a log")
-        return log.run(args)
+        return _run_log(args)
     require_used(args, _OF_LOGS, "with a trace")
     if args.limits is not None:
         require_used(args, _OF_SERVING, "with --limits")
@@ -371,3 +372,32 @@ def _serve(replay: Replay, job: _Job) -> DeviationError | None:
         except DeviationError as deviation:
             return deviation
     return None
+
+
+# -- A log ----------------------------------------------------------------------------------------
+
+
+_EVERY = 2_000
+"""Operations from one line of progress to the next; the specification makes them in a second or so."""
+
+
+def _run_log(args: argparse.Namespace) -> int:
+    """Replays a log as asked; see `run`."""
+    ignored = words_of(args.ignore or "")
+    unknown = [label for label in ignored if label not in CLAUSES]
+    if unknown:
+        raise BadInputError(f"--ignore: there is no clause {unknown[0]}")
+    require_writable(args.json, read=args.trace)
+    backend, shown = args.backend or "kvproof.spec", {"show_tokens": args.show_tokens, "redact": args.redact}
+    result = replay_log(args.trace, backend, _progress, ignore=frozenset(ignored), **shown)
+    for line in log_lines(result):
+        print(line)
+    write_file(args.json, json.dumps(log_json(result), indent=2) + "\n")
+    return FINE if result.wrong is None else DEVIATES
+
+
+def _progress(replayed: Replayed) -> None:
+    """Says on a terminal how far a replay has come."""
+    number = replayed.operation.number
+    if number % _EVERY == 0 and sys.stderr.isatty():
+        print(f"\r{number:,} operations", end="", file=sys.stderr, flush=True)

@@ -12,12 +12,12 @@ from ..backends.capabilities import ESSENTIALS
 from ..backends.loading import takes_parameter
 from ..calls.datum import Call, GoneError, Pages, Prompt, Ref, Saying, resolve, said_of, written
 from ..calls.deviation import attempt
+from ..calls.interfaces import REQUEST
 from ..calls.kinds import HASHES
 from ..calls.manager import COUNTS, HIT_AGAIN, MANAGER, PAGE_LISTS
 from ..calls.method import Method, Table
 from ..calls.pool import POOL
 from ..calls.readings import page_views
-from ..calls.request import REQUEST
 from ..calls.spelling import LISTED
 from .base import Both, Field, Side
 from .calling import Calling

@@ -1,6 +1,7 @@
 """What a replay asks of a backend: a manager and its page tables behind the calls of a serving loop, each timed.
 
-`Engine` is the whole of it. It knows how calls are made, not when: that is `replay.Replay`.
+`Engine` is the whole of it, and `Sizes` says how large it is. It knows how calls are made, not when: that is
+`replay.Replay`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,15 +14,83 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvproof.spec.declarations import PageCopy, PartCopy, Request
+from kvproof.spec.declarations import CacheGroupSpec, PageCopy, PartCopy, Request
 from kvproof.spec.declarations.eviction import EvictionCounters
 
 from ..backends.loading import Backend
 from ..backends.raising import Ending, frames
 from .groups import copies_states, junction_of
-from .sizes import LOOKAHEAD, Sizes
+from .traces import TraceRequest
 
-__all__ = ["DeviationError", "Engine", "Part", "Timings", "described"]
+__all__ = ["LOOKAHEAD", "DeviationError", "Engine", "Part", "Sizes", "Timings", "described", "num_slots", "sizes_for"]
+
+
+# -- How large an engine must be to serve a trace ---------------------------------------------------------------------
+
+
+LOOKAHEAD = 3
+"""Tokens that an Eagle draft model proposes a step, for which every step has slots beyond its own."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What an engine serves, and how large its pool and tables are.
+
+    Attributes:
+        groups: the cache groups.
+        num_pages: pages of the pool, the null page included.
+        most_live: requests that can be live at once: rows of the tables.
+        max_model_len: the most tokens of a request.
+        prefill_chunk: the number of tokens at whose next multiple in a prompt a step ends; None: it takes all of them.
+        use_eagle: whether an Eagle draft model runs (MAN-9).
+        match_unit: the manager's argument: the number of tokens that hits are multiples of (MAN-17); None: whole pages.
+    """
+
+    groups: tuple[CacheGroupSpec, ...]
+    num_pages: int
+    most_live: int
+    max_model_len: int
+    prefill_chunk: int | None = None
+    use_eagle: bool = False
+    match_unit: int | None = None
+
+    @property
+    def page_sizes(self) -> list[int]:
+        """Tokens in a page of each group."""
+        return [group.kv_cache_spec.page_size for group in self.groups]
+
+
+def num_slots(request: TraceRequest) -> int:
+    """How many tokens of a request need a slot in the end: all but the last one it generates."""
+    return request.input_length + max(request.output_length - 1, 0)
+
+
+def sizes_for(
+    requests: Sequence[TraceRequest],
+    groups: tuple[CacheGroupSpec, ...],
+    num_pages: int,
+    most_live: int,
+    prefill_chunk: int | None = None,
+    *,
+    use_eagle: bool = False,
+    match_unit: int | None = None,
+) -> Sizes:
+    """The sizes of an engine that is to serve a trace; requests that no empty pool could hold don't count.
+
+    A request's pages are counted group by group, as many as it may hold at once: those too that it needs where it
+    gives way near its end and is computed again. With a unit a page of each group more may be held, to be copied from.
+    """
+    lookahead = LOOKAHEAD if use_eagle else 0
+
+    def fits(length: int) -> bool:
+        step = lookahead + (length if prefill_chunk is None else prefill_chunk)
+        sources = 0 if match_unit is None else len(groups)
+        return sources + sum(group.kv_cache_spec.max_num_pages(length, step) for group in groups) < num_pages
+
+    lengths = [num_slots(request) for request in requests]
+    longest = max((length for length in lengths if fits(length)), default=1)
+    return Sizes(groups, num_pages, min(most_live, len(requests)), longest, prefill_chunk, use_eagle, match_unit)
+
 
 Part = Literal["look_up", "admit", "decode", "free", "tables"]
 

@@ -11,8 +11,7 @@ from kvproof.spec.declarations import PageCopy, PartCopy, Request
 
 from ..backends.loading import Backend, load_backend
 from ..calls.contrast import contrast
-from .engine import DeviationError, Engine, Pages
-from .sizes import Sizes
+from .engine import DeviationError, Engine, Pages, Sizes
 
 __all__ = ["LockstepEngine"]
 

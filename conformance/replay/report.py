@@ -6,10 +6,9 @@ from typing import Any, Literal
 
 from rich.table import Table
 
-from .engine import DeviationError, Timings
+from .engine import DeviationError, Sizes, Timings
 from .groups import copies_states, named
 from .limits import Limit
-from .sizes import Sizes
 from .traces import BLOCK_TOKENS, TraceRequest
 
 __all__ = ["Reasons", "Report", "deviation_text", "limits_json", "limits_table", "report_json", "report_table"]

@@ -16,10 +16,9 @@ import numpy as np
 
 from kvproof.spec.declarations import EngineRequestStatus, Request
 
-from .engine import DeviationError, Engine
+from .engine import LOOKAHEAD, DeviationError, Engine, Sizes, num_slots
 from .groups import StepEnds, holds_states, keeps_all_pages
 from .report import Reasons, Report
-from .sizes import LOOKAHEAD, Sizes, num_slots
 from .traces import TraceRequest, output_tokens, prompt_tokens
 
 __all__ = ["Progress", "Replay", "num_accepted"]

@@ -1,5 +1,6 @@
 """Runs the machines against a backend, and says for each clause what came of it."""
 
+import itertools
 import math
 import signal
 import tempfile
@@ -7,13 +8,15 @@ import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypedDict, Unpack
+from random import Random
+from typing import Any, TypedDict, Unpack
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity, configuration
 from hypothesis.errors import HypothesisException
+from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, HypothesisProvider
 from hypothesis.stateful import run_state_machine_as_test
 
 from kvproof.spec.clauses import CLAUSES
@@ -28,10 +31,22 @@ from ..machines import EVERY_MACHINE, MACHINES, Machine
 from ..machines.properties import clauses_of_machine
 from ..machines.session import EnoughError, Session
 from ..report.verdicts import MachineReport, Report, Verdict
-from .seeded_draws import seeded_draws
 from .shortening import make_again, shorten
 
-__all__ = ["MachineReport", "Report", "Search", "Verdict", "check", "machines_for", "run", "run_machine"]
+__all__ = [
+    "PROFILES",
+    "MachineReport",
+    "Profile",
+    "Report",
+    "Search",
+    "Verdict",
+    "check",
+    "machines_for",
+    "run",
+    "run_machine",
+    "seeded_draws",
+]
+
 
 SHRINKING = 3.0
 """Steps for making one counterexample shorter, in multiples of those that a machine takes by default."""
@@ -383,3 +398,81 @@ def _no_traces() -> Iterator[None]:
             yield
         finally:
             configuration.set_hypothesis_home_dir(before)
+
+
+# -- Where Hypothesis draws from --------------------------------------------------------------------------------------
+
+
+_NAME = "kvproof"
+
+
+@contextmanager
+def seeded_draws(seed: int, part: int) -> Iterator[str]:
+    """Enters another way of drawing in Hypothesis' list: what follows from the seed and the example's number alone.
+
+    Hypothesis' own way of drawing depends on more. It goes on from earlier examples, and stops where a backend answers
+    the same calls in another way than before; and it draws the constants of those modules that happen to be imported,
+    so that a seed means something else in another process. A backend whose answers are random ends no search here, and
+    changes nothing in the examples that come after.
+
+    Args:
+        seed: the seed.
+        part: the number of the part of a run, each of which draws other examples.
+
+    Yields:
+        Its name, for the setting ``backend``.
+    """
+    numbers = itertools.count()
+
+    class Draws(HypothesisProvider):
+        """The draws of one example."""
+
+        def __init__(self, data: Any, /) -> None:
+            super().__init__(data)
+            self._random = Random(f"{seed}/{part}/{next(numbers)}")
+
+        def _maybe_draw_constant(self, *_: Any, **__: Any) -> None:
+            """Draws no constants of modules."""
+
+    AVAILABLE_PROVIDERS[_NAME] = Draws
+    try:
+        yield _NAME
+    finally:
+        del AVAILABLE_PROVIDERS[_NAME]
+
+
+# -- How long a check takes -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How much is tried, and how long deviations are pursued.
+
+    Attributes:
+        about: what it is for.
+        effort: sequences of calls, as a multiple of what a machine has by default.
+        shrinking: steps for making each counterexample shorter, as a multiple of those that a machine takes by default.
+        going_on: steps after which a machine does not go on after another deviation, in the same unit.
+    """
+
+    about: str
+    effort: float
+    shrinking: float
+    going_on: float
+
+    def search(self, first: bool) -> Search:
+        """The options of `runner.run_machine`.
+
+        Args:
+            first: whether the first deviation ends the run.
+        """
+        seconds = 0.0 if first else math.inf
+        return {"effort": self.effort, "shrinking": self.shrinking, "going_on": self.going_on, "seconds": seconds}
+
+
+PROFILES = {
+    "quick": Profile("half a minute: after every change", 0.1, SHRINKING / 4, GOING_ON / 6),
+    "default": Profile("a minute or two", 1.0, SHRINKING, GOING_ON),
+    "deep": Profile("hours: the default check again and again, each time with another seed", 1.0, SHRINKING, GOING_ON),
+}
+"""Every profile by its name."""

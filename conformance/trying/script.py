@@ -13,12 +13,10 @@ import numpy as np
 from kvproof.spec import declarations
 
 from ..calls.datum import Call, Prompt, Ref, Spelled
-from ..calls.interfaces import INTERFACES
-from ..calls.kinds import NONE, PLAIN
+from ..calls.interfaces import INTERFACES, REQUEST, plain_row
 from ..calls.method import Method, Table
 from ..calls.pool import POOL
 from ..calls.queue import PAGE, QUEUE
-from ..calls.request import REQUEST
 from ..calls.spelling import Spelling
 from ..calls.table import TABLE
 
@@ -29,10 +27,6 @@ class FileError(Exception):
     """A file that says no sequence of calls; the message is one line and says where."""
 
 
-def _own(name: str, arguments: tuple[str, ...] = (), form: str = "call") -> Method:
-    return Method(name, dict.fromkeys(arguments, PLAIN), NONE, "R1", form=form, logged=False)
-
-
 TABLES_BY_OWNER: Mapping[str, Table] = {table.owner: table for table in (*INTERFACES, REQUEST) if table.owner}
 
 _KEYS = ("hash_seed", "hash_function")
@@ -40,8 +34,8 @@ _KEYS = ("hash_seed", "hash_function")
 
 BUILDS: Mapping[str, Method] = {
     **{owner: table[owner] for owner, table in TABLES_BY_OWNER.items() if owner in table.by_name},
-    PAGE.owner: _own(PAGE.owner, ("page_id",), "build"),
-    QUEUE.owner: _own(QUEUE.owner, ("pages",), "build"),
+    PAGE.owner: plain_row(PAGE.owner, ("page_id",), "build"),
+    QUEUE.owner: plain_row(QUEUE.owner, ("pages",), "build"),
 }
 """How each class is constructed."""
 

@@ -16,12 +16,12 @@ from ..backends.raising import frames
 from ..calls.contrast import shown
 from ..calls.datum import Call, GoneError, Key, Prompt, refs, resolve
 from ..calls.deviation import Outcome, attempt, clause_of_state, is_refusal
+from ..calls.interfaces import REQUEST
 from ..calls.judging import difference, equal
 from ..calls.method import Method, perform
 from ..calls.pool import POOL
 from ..calls.queue import PAGE, QUEUE
 from ..calls.readings import SHOWS, page_views, readable
-from ..calls.request import REQUEST
 from ..log.values import KeyNumbers, result
 from ..machines.base import SPEC
 from ..machines.sides import Side

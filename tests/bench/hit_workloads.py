@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from kvproof import fast
+from kvproof.conformance.replay.engine import num_slots
 from kvproof.conformance.replay.groups import read_groups
-from kvproof.conformance.replay.sizes import num_slots
 from kvproof.conformance.replay.traces import TraceRequest, output_tokens, prompt_tokens, read_trace
 
 from .implementation import Tokens

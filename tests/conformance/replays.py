@@ -4,11 +4,10 @@ from collections.abc import Callable
 
 from kvproof import spec
 from kvproof.conformance.backends.loading import Backend
-from kvproof.conformance.replay.engine import Engine
+from kvproof.conformance.replay.engine import Engine, sizes_for
 from kvproof.conformance.replay.groups import read_groups
 from kvproof.conformance.replay.report import Report
 from kvproof.conformance.replay.serving import Replay
-from kvproof.conformance.replay.sizes import sizes_for
 from kvproof.conformance.replay.traces import TraceRequest
 
 __all__ = ["Backends", "replayed", "request"]

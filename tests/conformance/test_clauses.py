@@ -6,12 +6,11 @@ import pytest
 from kvproof.conformance import load_backend
 from kvproof.conformance.catalogue import SEEDED_BUGS
 from kvproof.conformance.cli import main
-from kvproof.conformance.commands.clauses import clause_list
+from kvproof.conformance.commands.clauses import clause_list, implementations
 from kvproof.conformance.machines import MACHINES
 from kvproof.conformance.machines.properties import declared_clauses
 from kvproof.conformance.oracle.relations import RELATIONS
 from kvproof.conformance.report.clause_examples import COMMANDS, EXAMPLES
-from kvproof.conformance.report.clause_index import implementations
 from kvproof.conformance.trying.script import read_script
 from kvproof.conformance.trying.trial import Trial
 from kvproof.spec import CLAUSES

@@ -22,8 +22,7 @@ from kvproof.conformance.cli import main
 from kvproof.conformance.engine.small import small_engine
 from kvproof.conformance.oracle.answers import Answer, UnreadableError, read_answers
 from kvproof.conformance.oracle.consistency import contradictions, difference
-from kvproof.conformance.oracle.http_answers import read_completion
-from kvproof.conformance.oracle.http_engine import HttpEngine
+from kvproof.conformance.oracle.http_engine import HttpEngine, read_completion
 from kvproof.conformance.oracle.judging import Judgement, Plan, judge
 from kvproof.conformance.oracle.performing import Exchange, History
 from kvproof.conformance.oracle.python_engine import PythonEngine

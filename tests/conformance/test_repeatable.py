@@ -21,8 +21,7 @@ from kvproof.conformance.machines.draws import Drawing
 from kvproof.conformance.machines.properties import start, step
 from kvproof.conformance.report.verdicts import MachineReport
 from kvproof.conformance.search import runner, shortening
-from kvproof.conformance.search.profiles import PROFILES
-from kvproof.conformance.search.runner import run_machine
+from kvproof.conformance.search.runner import PROFILES, run_machine
 from kvproof.spec import CacheManager, PagePool
 
 from .backends_under_test import ordered, radix

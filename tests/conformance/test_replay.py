@@ -9,9 +9,8 @@ import pytest
 
 from kvproof import spec
 from kvproof.conformance.cli import main
-from kvproof.conformance.replay.engine import DeviationError
+from kvproof.conformance.replay.engine import DeviationError, num_slots
 from kvproof.conformance.replay.lockstep import LockstepEngine
-from kvproof.conformance.replay.sizes import num_slots
 from kvproof.conformance.replay.traces import synthetic_trace, write_trace
 
 from .replays import Backends, replayed, request

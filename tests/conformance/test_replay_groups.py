@@ -10,12 +10,11 @@ import pytest
 
 from kvproof import fast, spec
 from kvproof.conformance.cli import main
-from kvproof.conformance.replay.engine import DeviationError
+from kvproof.conformance.replay.engine import LOOKAHEAD, DeviationError, num_slots, sizes_for
 from kvproof.conformance.replay.groups import GroupsError, named, read_groups
 from kvproof.conformance.replay.lockstep import LockstepEngine
 from kvproof.conformance.replay.report import Report
 from kvproof.conformance.replay.serving import num_accepted
-from kvproof.conformance.replay.sizes import LOOKAHEAD, num_slots, sizes_for
 from kvproof.conformance.replay.traces import TraceRequest, synthetic_trace
 from kvproof.spec.declarations import MambaSpec, PageCopy, PartCopy, SlidingWindowSpec
 
