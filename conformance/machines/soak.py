@@ -24,7 +24,7 @@ from .base import Both, Nothing, Side
 from .pool_state import order_clause
 from .properties import operation
 from .session import EnoughError
-from .soak_base import Served, SoakBase, copies_of, hit_of, page_ids_of, plan_of
+from .soak_base import Served, SoakBase, hit_of, page_ids_of
 from .soak_lives import STEM, Life
 
 __all__ = ["SMALL_LIVES", "Soak"]
@@ -333,21 +333,13 @@ class Soak(SoakBase):
     def publish(self, name: str) -> None:
         """Publishes what was delayed."""
         case = self.case_of(name, live=True)
-        self.made(
-            *("cache_pages", f"manager.cache_pages({name}, {case.given})"),
-            *(lambda side: side.manager.cache_pages(case.request, case.given), lambda *_: None),
-        )
+        self.asked("cache_pages", request=name, num_computed_tokens=case.given)
 
     @operation
     def count_common(self, name: str) -> None:
         """Counts the pages that all live requests share."""
-        request, running = self.case_of(name, live=True).request, len(self.running())
-        self.made(
-            "get_num_common_prefix_pages",
-            f"manager.get_num_common_prefix_pages({name}, {running})",
-            lambda side: side.manager.get_num_common_prefix_pages(request, running),
-            lambda counts, _: [int(count) for count in counts],
-        )
+        self.case_of(name, live=True)
+        self.asked("get_num_common_prefix_pages", request=name, num_scheduled_requests=len(self.running()))
 
     # -- Requests go ----------------------------------------------------------------------------------------
 
@@ -358,12 +350,8 @@ class Soak(SoakBase):
         if not case.live and not case.flights:
             raise Nothing
         written = None if unwritten is None or not case.live else max(case.given - unwritten, 0)
-        more = () if written is None else (written,)
-        shown = "" if written is None else f", num_written={written}"
-        self.made(
-            *("free", f"manager.free({name}{shown})", lambda side: side.manager.free(case.request, *more)),
-            *(lambda held, _: [] if held is None else list(held), "free" if written is None else "withdraw"),
-        )
+        more: dict[str, Any] = {} if written is None else {"num_written": written}
+        self.asked("free", "withdraw" if more else "free", request=name, **more)
         self._gone(name)
 
     def _gone(self, name: str) -> None:
@@ -408,10 +396,7 @@ class Soak(SoakBase):
     @operation
     def reset(self) -> None:
         """Forgets all prefixes, if no page is in use."""
-        done = self.made(
-            *("reset_prefix_cache", "manager.reset_prefix_cache()", lambda side: side.manager.reset_prefix_cache()),
-            lambda done, _: bool(done),
-        )
+        done = self.asked("reset_prefix_cache")
         if done.spec:
             self.met.note(["reset"], len(self._trace))
 
@@ -433,33 +418,21 @@ class Soak(SoakBase):
     @operation
     def pin(self, name: str, tokens: int | None) -> None:
         """Pins what is cached of a request, or of its first tokens."""
-        request = self.case_of(name).request
-        shown = name if tokens is None else f"{name}, {tokens}"
-        self.made(
-            *("pin_prefix", f"manager.pin_prefix({shown})", lambda side: side.manager.pin_prefix(request, tokens)),
-            lambda pin, side: pin and (int(pin.pin_id), int(pin.num_tokens), page_ids_of(pin.pages, side)),
-            "pin",
-        )
+
+        def normal(pin: Any, side: Side) -> object:
+            return pin and (int(pin.pin_id), int(pin.num_tokens), page_ids_of(pin.pages, side))
+
+        self.asked("pin_prefix", "pin", normal=normal, request=name, num_tokens=tokens)
 
     @operation
     def unpin(self, pin: int) -> None:
         """Gives a pin up; one that there is not is refused."""
-        self.made(
-            *("unpin_prefix", f"manager.unpin_prefix({pin})", lambda side: side.manager.unpin_prefix(pin)),
-            lambda *_: None,
-        )
+        self.asked("unpin_prefix", pin_id=pin)
 
     @operation
     def rank(self, name: str, priority: int, expires_at: float | None) -> None:
         """Gives what is cached of a request a priority."""
-        request = self.case_of(name).request
-        self.made(
-            "set_prefix_priority",
-            f"manager.set_prefix_priority({name}, {priority}, expires_at={expires_at})",
-            lambda side: side.manager.set_prefix_priority(request, priority, expires_at=expires_at),
-            lambda tokens, _: int(tokens),
-            "priority",
-        )
+        self.asked("set_prefix_priority", "priority", request=name, priority=priority, expires_at=expires_at)
 
     @operation
     def rank_often(self, name: str, priority: int, times: int, expires_at: float | None) -> None:
@@ -479,10 +452,7 @@ class Soak(SoakBase):
     @operation
     def pass_time(self, now: float) -> None:
         """Time goes on; what ends then has no priority any more. It is refused where it would go back."""
-        self.made(
-            *("advance_time", f"manager.advance_time({now})", lambda side: side.manager.advance_time(now)),
-            lambda *_: None,
-        )
+        self.asked("advance_time", now=now)
 
     # -- Requests move --------------------------------------------------------------------------------------
 
@@ -491,15 +461,7 @@ class Soak(SoakBase):
         """A live request goes to host memory."""
         case = self.case_of(name, live=True)
         case.request.num_computed_tokens = min(case.given, case.request.num_tokens)
-        plan = self.made(
-            *(
-                "swap_out",
-                f"manager.swap_out({name})",
-                lambda side: side.manager.swap_out(case.request),
-                plan_of,
-                "swap",
-            ),
-        )
+        plan = self.asked("swap_out", "swap", request=name)
         if plan.spec is not None:
             given = case.request.num_computed_tokens
             self._gone(name)
@@ -511,19 +473,14 @@ class Soak(SoakBase):
         case = self.case_of(name)
         if case.flights != [-1]:
             raise Nothing
-        plan = self.made(
-            *("swap_in", f"manager.swap_in({name})", lambda side: side.manager.swap_in(case.request), plan_of, "swap"),
-        )
+        plan = self.asked("swap_in", "swap", request=name)
         if plan.spec is not None:
             case.flights = [int(plan.spec.swap_id), -2]
 
     @operation
     def fence(self, flight: int) -> None:
         """Copies have ended."""
-        done = self.made(
-            *("swap_done", f"manager.swap_done({flight})", lambda side: side.manager.swap_done(flight)),
-            lambda *_: None,
-        )
+        done = self.asked("swap_done", swap_id=flight)
         name = next((name for name, case in self.cases.items() if flight in case.flights), None)
         if name is None or done.refused:
             return
@@ -558,14 +515,7 @@ class Soak(SoakBase):
     @operation
     def take_copies(self) -> None:
         """The copies of states that are to be run before the step."""
-        self.made(
-            *(
-                "take_page_copies",
-                "manager.take_page_copies()",
-                lambda side: side.manager.take_page_copies(),
-                copies_of,
-            ),
-        )
+        self.asked("take_page_copies")
 
     @operation
     def take_events(self) -> None:

@@ -12,6 +12,7 @@ from ..backends.loading import Backend
 from ..calls.datum import Call
 from ..calls.kinds import numbers_of
 from ..calls.manager import MANAGER
+from ..calls.method import bound
 from ..calls.readings import page_views
 from .base import Both, Charge, Field, Machine, Nothing, Side
 from .meetings import Meetings
@@ -21,7 +22,7 @@ from .session import TracedStep
 from .soak_lives import MOST_CALLS, STEPS, WORK
 from .worlds import World
 
-__all__ = ["Served", "SoakBase", "copies_of", "hit_of", "page_ids_of", "plan_of"]
+__all__ = ["Served", "SoakBase", "hit_of", "page_ids_of"]
 
 _CLOSELY = 4
 """The first calls of a life that are each followed by a look at the whole state."""
@@ -62,11 +63,6 @@ class Served:
     flights: list[int] = field(default_factory=list)
 
 
-def copies_of(copies: Any, _: Side) -> object:
-    """Copies that a call returned, as numbers."""
-    return [tuple(map(int, copy)) for copy in copies]
-
-
 def page_ids_of(pages: Any, _: Side) -> object:
     """The pages that a call returned by their ids, group by group."""
     return None if pages is None else [list(map(int, group)) for group in pages.get_page_ids()]
@@ -75,13 +71,6 @@ def page_ids_of(pages: Any, _: Side) -> object:
 def hit_of(found: Any, side: Side) -> object:
     """What a look-up found, by ids, and how many tokens."""
     return page_ids_of(found[0], side), int(found[1])
-
-
-def plan_of(plan: Any, _: Side) -> object:
-    """A plan of copies, as numbers."""
-    if plan is None:
-        return None
-    return int(plan.swap_id), plan.request_id, plan.direction, int(plan.num_tokens), copies_of(plan.copies, _)
 
 
 class SoakBase(Machine):
@@ -255,6 +244,28 @@ class SoakBase(Machine):
         if not both.refused and both.spec is not None:
             self.met.note(features, len(self._trace))
         return both
+
+    def asked(
+        self, method: str, *features: str, normal: Callable[[Any, Side], object] | None = None, **given: Any
+    ) -> Both:
+        """Makes a call of the table of managers on both sides, of which everything stands in its row; see `made`.
+
+        Args:
+            method: its row.
+            features: what it shows of the interface.
+            normal: makes of a result what can be compared, where that is not what the row says.
+            given: its arguments; a request by its id.
+        """
+        row = MANAGER[method]
+        real = given | ({"request": self.case_of(given["request"]).request} if "request" in given else {})
+        texts = {name: value if name == "request" else repr(value) for name, value in given.items()}
+        (values, options), (shown, named) = (bound(tuple(row.arguments), own, row.by_name) for own in (real, texts))
+        line = f"manager.{method}({', '.join([*shown, *(f'{name}={text}' for name, text in named.items())])})"
+
+        def act(side: Side) -> Any:
+            return getattr(side.manager, method)(*values, **options)
+
+        return self.made(method, line, act, normal or row.result.plain, *features)
 
     def case_of(self, name: str, live: bool | None = None) -> Served:
         """A request by its id; ends the operation where there is none, or it is live or not against what is asked."""
