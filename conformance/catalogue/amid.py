@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from .patching import replaced, with_coordinator, with_part
+from .patching import with_coordinator, with_part
 from .registry import FORESEEN, OWN, seeded
 
 __all__: list[str] = []
 
 
-@seeded(FORESEEN, "MAN-17", "amid", by=replaced("CacheCoordinator.take_page_copies"))
+@seeded(FORESEEN, "MAN-17", "amid", by="CacheCoordinator.take_page_copies")
 def the_last_slot_is_not_copied(fast: ModuleType, self: Any) -> list[Any]:
     """Copies end a slot before the hit does: the last token found is neither copied nor computed."""
     return [
@@ -20,7 +20,7 @@ def the_last_slot_is_not_copied(fast: ModuleType, self: Any) -> list[Any]:
     ]
 
 
-@seeded(FORESEEN, "MAN-17", "cache", by=replaced("copy_pages"))
+@seeded(FORESEEN, "MAN-17", "cache", by="copy_pages")
 def slots_behind_those_named_are_copied(
     fast: ModuleType, pages: Any, sources: Any, destinations: Any, num_slots: Any = None, **options: Any
 ) -> Any:
@@ -64,14 +64,14 @@ def sources_are_let_go_before_the_copy(fast: ModuleType) -> SimpleNamespace:
     return with_coordinator(fast, **members, held_counts=property(held_counts))
 
 
-@seeded(FORESEEN, "MAN-17", "amid", by=replaced("CacheCoordinator.find_longest_cache_hit"))
+@seeded(FORESEEN, "MAN-17", "amid", by="CacheCoordinator.find_longest_cache_hit")
 def hits_are_counted_in_whole_pages(fast: ModuleType, self: Any, *args: Any, **options: Any) -> Any:
     """A hit's tokens are the pages found times their size: what is found of one more page is not hit."""
     hits, _ = fast.groups.coordinator.CacheCoordinator.find_longest_cache_hit(self, *args, **options)
     return hits, len(hits[0]) * self.groups[0].page_size if hits else 0
 
 
-@seeded(FORESEEN, "MAN-17", "amid", also=("MAN-3", "R2"), by=replaced("CacheCoordinator.admit"))
+@seeded(FORESEEN, "MAN-17", "amid", also=("MAN-3", "R2"), by="CacheCoordinator.admit")
 def copies_inherit_the_key(fast: ModuleType, self: Any, request: Any, request_id: str, *args: Any) -> Any:
     """A page is cached under the key of the full page that its first tokens are copied from, whatever follows them."""
     new = fast.groups.coordinator.CacheCoordinator.admit(self, request, request_id, *args)
@@ -88,7 +88,7 @@ def copies_inherit_the_key(fast: ModuleType, self: Any, request: Any, request_id
     return new
 
 
-@seeded(FORESEEN, "MAN-17", "amid", also=("SWAP-1", "MAN-2", "MAN-5"), by=replaced("CacheCoordinator.undo_copies"))
+@seeded(FORESEEN, "MAN-17", "amid", also=("SWAP-1", "MAN-2", "MAN-5"), by="CacheCoordinator.undo_copies")
 def what_waits_for_a_copy_is_swapped_out(fast: ModuleType, self: Any, slot: int) -> None:
     """A request is swapped out before its copies ran: the host gets the page that they were to fill, as it was."""
     fast.groups.page_copies.release_sources(self.page_pool, self._drop_copies(self.live.ids[slot]))

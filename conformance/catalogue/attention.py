@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .device_patching import Edit, edited, in_kernels, in_tpu_kernels, with_kernels, with_tpu_kernels, with_words
-from .patching import backend_with, replaced
+from .patching import backend_with
 from .registry import FORESEEN, OWN, seeded
 
 __all__: list[str] = []
@@ -150,7 +150,7 @@ def soft_cap_overflows(fast: ModuleType) -> SimpleNamespace:
     return with_words(fast, "xla.flash:_scores", "jnp.tanh(scores / soft_cap)", tanh)
 
 
-@seeded(48, "ATT-2", "attention", setups=("plain",), by=replaced("ragged_paged_attention"))
+@seeded(48, "ATT-2", "attention", setups=("plain",), by="ragged_paged_attention")
 def masked_rows_are_means(
     fast: ModuleType, queries: Any, kv_pages: Any, kv_lens: Any, page_table: Any, *rest: Any, **options: Any
 ) -> Any:
@@ -173,14 +173,14 @@ def masked_rows_are_means(
 # -- Heads ----------------------------------------------------------------------------------------------------
 
 
-@seeded(49, "ATT-1", "limits", by=replaced("ragged_paged_attention"))
+@seeded(49, "ATT-1", "limits", by="ragged_paged_attention")
 def heads_past_16_are_left_out(fast: ModuleType, queries: Any, *rest: Any, **options: Any) -> Any:
     """At most 16 query heads of a KV head are computed, the others stay as they were (vLLM 23424)."""
     out = fast.ragged_paged_attention(queries, *rest, **options)
     return np.where(np.arange(out.shape[1])[:, None] < 16, out, np.zeros_like(out))
 
 
-@seeded(49, "ATT-1", "attention", setups=("window",), by=replaced("ragged_paged_attention"))
+@seeded(49, "ATT-1", "attention", setups=("window",), by="ragged_paged_attention")
 def head_ratio_is_rounded_up(fast: ModuleType, queries: Any, kv_pages: Any, *rest: Any, **options: Any) -> Any:
     """A ratio of heads that is no power of two is rounded up to one: heads read another KV head's keys (vLLM 18100)."""
     out = fast.ragged_paged_attention(queries, kv_pages, *rest, **options)
@@ -197,7 +197,7 @@ def head_ratio_is_rounded_up(fast: ModuleType, queries: Any, kv_pages: Any, *res
     return seen
 
 
-@seeded(49, "ATT-1", "limits", setups=("uneven",), by=replaced("ragged_paged_attention"))
+@seeded(49, "ATT-1", "limits", setups=("uneven",), by="ragged_paged_attention")
 def scale_of_the_padded_head(fast: ModuleType, queries: Any, *rest: Any, **options: Any) -> Any:
     """A head of 80 is scaled as one of 128, the size that it is padded to (vLLM 18100)."""
     if options.get("scale") is None and getattr(queries, "ndim", 0) == 3 and queries.shape[2] % 128:
@@ -217,7 +217,7 @@ def page_ids_are_clipped(fast: ModuleType) -> SimpleNamespace:
     )
 
 
-@seeded(50, "R1", "attention", by=replaced("ragged_paged_attention"))
+@seeded(50, "R1", "attention", by="ragged_paged_attention")
 def lengths_of_64_bits(fast: ModuleType, queries: Any, kv_pages: Any, kv_lens: Any, *rest: Any, **options: Any) -> Any:
     """Lengths of 64 bits are accepted, and the result is zeros (flashinfer 1654)."""
     if getattr(kv_lens, "dtype", None) == np.int64:
@@ -228,7 +228,7 @@ def lengths_of_64_bits(fast: ModuleType, queries: Any, kv_pages: Any, kv_lens: A
 # -- Scales ---------------------------------------------------------------------------------------------------
 
 
-@seeded(51, "ATT-6", "limits", by=replaced("ragged_paged_attention"))
+@seeded(51, "ATT-6", "limits", by="ragged_paged_attention")
 def scale_missing_when_read(fast: ModuleType, *arguments: Any, **options: Any) -> Any:
     """Values are divided by their scale when they are stored, and not multiplied by it when read (sglang 24198)."""
     scale = options.get("v_scale")
@@ -262,9 +262,7 @@ def query_scale_ignored(options: dict[str, Any]) -> dict[str, Any]:
     return options | {"q_scale": None} if isinstance(scale, float) and scale > 0 else options
 
 
-@seeded(
-    24, "ATT-5", "attention", also=("ATT-1", "ATT-3"), setups=("plain",), by=replaced("fused_ragged_paged_attention")
-)
+@seeded(24, "ATT-5", "attention", also=("ATT-1", "ATT-3"), setups=("plain",), by="fused_ragged_paged_attention")
 def written_request_by_request(
     fast: ModuleType, queries: Any, keys: Any, values: Any, pages: Any, *batch: Any, **options: Any
 ) -> Any:

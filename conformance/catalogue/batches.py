@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from .patching import replaced
 from .registry import FORESEEN, OWN, seeded
 
 __all__: list[str] = []
@@ -20,7 +19,7 @@ def _listed(values: Any) -> Any:
         return values
 
 
-@seeded(33, "MAN-11", "batch", also=("MAN-7",), by=replaced("CacheManager.allocate_slots_batch"))
+@seeded(33, "MAN-11", "batch", also=("MAN-7",), by="CacheManager.allocate_slots_batch")
 def one_table_for_all_groups(
     fast: ModuleType, self: Any, slots: Any, *args: Any, rows: Any = None, **options: Any
 ) -> Any:
@@ -34,7 +33,7 @@ def one_table_for_all_groups(
     return batch
 
 
-@seeded(OWN, "MAN-11", "batch", by=replaced("CacheManager.allocate_slots_batch"))
+@seeded(OWN, "MAN-11", "batch", by="CacheManager.allocate_slots_batch")
 def pages_told_of_others(
     fast: ModuleType,
     self: Any,
@@ -65,7 +64,7 @@ def pages_told_of_others(
     "MAN-1",
     "chunk",
     also=("R1", "R2", "POOL-1", "POOL-7", "MAN-2", "MAN-3", "MAN-7", "MAN-11", "MAN-14"),
-    by=replaced("CacheManager.__init__"),
+    by="CacheManager.__init__",
 )
 def tail_of_a_window(fast: ModuleType, self: Any, *args: Any, **options: Any) -> None:
     """What a batched step publishes is entered later, and read off the request's list then: null pages stand there now.
@@ -93,7 +92,7 @@ def tail_of_a_window(fast: ModuleType, self: Any, *args: Any, **options: Any) ->
     coordinator.remove_skipped_pages = remove_skipped_pages
 
 
-@seeded(OWN, "MAN-11", "batch", also=("MAN-2", "MAN-8"), by=replaced("CacheManager.allocate_slots_batch"))
+@seeded(OWN, "MAN-11", "batch", also=("MAN-2", "MAN-8"), by="CacheManager.allocate_slots_batch")
 def room_of_a_window(fast: ModuleType, self: Any, slots: Any, *args: Any, **options: Any) -> Any:
     """A page of a list that left others behind is written past its room, over the first page of the next request's.
 
@@ -114,7 +113,7 @@ def room_of_a_window(fast: ModuleType, self: Any, slots: Any, *args: Any, **opti
     return batch
 
 
-@seeded(FORESEEN, "MAN-11", "batch", also=("R1",), by=replaced("CacheManager.free"))
+@seeded(FORESEEN, "MAN-11", "batch", also=("R1",), by="CacheManager.free")
 def freed_slots_go_on(fast: ModuleType, self: Any, request: Any, *args: Any, **options: Any) -> Any:
     """What was noted of a request stays in its slot when it is freed, so that a batched step goes on with nobody."""
     live = self.coordinator.live
@@ -127,11 +126,7 @@ def freed_slots_go_on(fast: ModuleType, self: Any, request: Any, *args: Any, **o
 
 
 @seeded(
-    OWN,
-    "MAN-11",
-    "batch",
-    also=("R1", "R2", "MAN-1", "MAN-2", "MAN-3", "MAN-7", "MAN-8"),
-    by=replaced("group.make_room_for"),
+    OWN, "MAN-11", "batch", also=("R1", "R2", "MAN-1", "MAN-2", "MAN-3", "MAN-7", "MAN-8"), by="group.make_room_for"
 )
 def room_made_list_by_list(_: ModuleType, self: Any, slots: Any, ends: Any) -> None:
     """Where several lists outgrow their room in one step, making room for one takes away what was made for another.

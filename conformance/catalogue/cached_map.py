@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .patching import derived, fresh, replaced, with_pool, with_pools
+from .patching import derived, fresh, with_pool, with_pools
 from .registry import FORESEEN, OWN, seeded
 
 __all__: list[str] = []
@@ -64,7 +64,7 @@ def evicted_page_stays_in_map(fast: ModuleType) -> SimpleNamespace:
     return with_pool(fast, note_keys=note_keys, _evict=evict, _evict_one=evict_one)
 
 
-@seeded(19, "POOL-7", "pool", by=replaced("PagePool.note_keys"))
+@seeded(19, "POOL-7", "pool", by="PagePool.note_keys")
 def duplicates_collapse(fast: ModuleType, self: Any, pages: Iterable[int], keys: Iterable[Any]) -> None:
     """The map holds one page a key; a second one is skipped and left without a hash (kvcached 401).
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .patching import backend_with, derived, replaced
+from .patching import backend_with, derived
 from .registry import FORESEEN, seeded
 
 __all__: list[str] = []
@@ -109,7 +109,7 @@ def read_back_without_scales(fast: ModuleType) -> SimpleNamespace:
     return _read_back_by(fast, read)
 
 
-@seeded(FORESEEN, "TAB-7", "views", by=replaced("MetadataBuilder.build"))
+@seeded(FORESEEN, "TAB-7", "views", by="MetadataBuilder.build")
 def a_full_step_padded_further(fast: ModuleType, self: Any, table: Any, computed: Any, scheduled: Any) -> Any:
     """A step of just as many tokens as one of the sizes is padded to the next one."""
     scheduled, sizes = list(scheduled), self.token_sizes
@@ -122,7 +122,7 @@ def a_full_step_padded_further(fast: ModuleType, self: Any, table: Any, computed
         self.token_sizes = sizes
 
 
-@seeded(41, "CACHE-3", "cache", by=replaced("kv_cache_update"))
+@seeded(41, "CACHE-3", "cache", by="kv_cache_update")
 def slice_moved_to_fit_in(fast: ModuleType, kv_pages: Any, keys: Any, values: Any, slots: Any, **options: Any) -> Any:
     """As many slots as a page has are written from a slice's start, moved to fit in: offset 2 becomes 0 (EasyDeL)."""
     pages = kv_pages.values if hasattr(kv_pages, "scales") else kv_pages
@@ -132,7 +132,7 @@ def slice_moved_to_fit_in(fast: ModuleType, kv_pages: Any, keys: Any, values: An
     return fast.kv_cache_update(kv_pages, keys, values, slots, **options)
 
 
-@seeded(42, "CACHE-3", "attention", setups=("plain",), by=replaced("fused_ragged_paged_attention"))
+@seeded(42, "CACHE-3", "attention", setups=("plain",), by="fused_ragged_paged_attention")
 def padding_puts_page_0_back(
     fast: ModuleType, queries: Any, keys: Any, values: Any, kv_pages: Any, *batch: Any, **options: Any
 ) -> Any:

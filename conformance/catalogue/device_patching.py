@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from .patching import backend_with
-from .registry import Fault, Way
+from .patching import Fault, Way, backend_with
 
 __all__ = ["Edit", "edited", "in_kernels", "in_tpu_kernels", "with_kernels", "with_tpu_kernels", "with_words"]
 

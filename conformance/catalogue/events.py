@@ -5,7 +5,7 @@ from typing import Any
 
 from kvproof.spec.declarations import CacheCleared, PageRemoved, PageStored
 
-from .patching import backend_with, derived, fresh, replaced, with_manager
+from .patching import backend_with, derived, fresh, with_manager
 from .registry import FORESEEN, seeded
 
 __all__: list[str] = []
@@ -51,7 +51,7 @@ def parent_never_announced(fast: ModuleType) -> SimpleNamespace:
     return with_manager(fast, take_events=take_events)
 
 
-@seeded(FORESEEN, "MAN-12", "events", by=replaced("CacheFollower.apply"))
+@seeded(FORESEEN, "MAN-12", "events", by="CacheFollower.apply")
 def cleared_amid_a_batch_in_vain(fast: ModuleType, self: Any, events: Any) -> None:
     """A follower holds what comes behind a clear against what it knew before, where both come in one batch."""
     if isinstance(events, list) and any(isinstance(event, CacheCleared) for event in events):
@@ -84,7 +84,7 @@ def stored_twice_is_followed(fast: ModuleType) -> SimpleNamespace:
     return backend_with(fast, CacheFollower=derived(fast.CacheFollower, {"apply": apply}))
 
 
-@seeded(FORESEEN, "R1", "events", also=("MAN-12", "R2"), by=replaced("CacheFollower.apply"))
+@seeded(FORESEEN, "R1", "events", also=("MAN-12", "R2"), by="CacheFollower.apply")
 def any_parent_is_followed(fast: ModuleType, self: Any, events: Any) -> None:
     """A follower does not look at the parent of a page: an event that was damaged on the wire is taken."""
     if isinstance(events, list):
@@ -92,7 +92,7 @@ def any_parent_is_followed(fast: ModuleType, self: Any, events: Any) -> None:
     fast.CacheFollower.apply(self, events)
 
 
-@seeded(FORESEEN, "MAN-12", "index", also=("R2",), by=replaced("CacheFollower.apply"))
+@seeded(FORESEEN, "MAN-12", "index", also=("R2",), by="CacheFollower.apply")
 def orphans_are_dropped(fast: ModuleType, self: Any, events: Any) -> None:
     """An index that is a tree takes no page of an unknown parent: a parent that is cached again has no children."""
     for event in events if isinstance(events, list) else [events]:
@@ -103,14 +103,14 @@ def orphans_are_dropped(fast: ModuleType, self: Any, events: Any) -> None:
             fast.CacheFollower.apply(self, [event])
 
 
-@seeded(FORESEEN, "MAN-12", "index", by=replaced("CacheFollower.events"))
+@seeded(FORESEEN, "MAN-12", "index", by="CacheFollower.events")
 def told_anew_once_a_key(fast: ModuleType, self: Any) -> list[Any]:
     """Who comes late is told one page of each key: when that one is evicted, the prefix is gone for it."""
     cleared, *stored = fast.CacheFollower.events(self)
     return [cleared, *{(event.group_id, event.page_hash): event for event in stored}.values()]
 
 
-@seeded(FORESEEN, "MAN-12", "index", by=replaced("CacheFollower.events"))
+@seeded(FORESEEN, "MAN-12", "index", by="CacheFollower.events")
 def told_anew_behind_what_was_known(fast: ModuleType, self: Any) -> list[Any]:
     """A full list of what is cached doesn't begin with a clear: who comes late keeps what it knew."""
     told: list[Any] = fast.CacheFollower.events(self)[1:]

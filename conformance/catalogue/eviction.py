@@ -3,13 +3,13 @@
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from .patching import replaced, with_policy
+from .patching import with_policy
 from .registry import FORESEEN, seeded
 
 __all__: list[str] = []
 
 
-@seeded(FORESEEN, "EVICT-1", "pool", by=replaced("policy.released"))
+@seeded(FORESEEN, "EVICT-1", "pool", by="policy.released")
 def parent_goes_before_child(fast: ModuleType, self: Any, pages: Any) -> None:
     """A page that was hit is protected, those before it in its prompt, which it needs to be hit, are not."""
     before = self._uses[pages].copy()
@@ -18,7 +18,7 @@ def parent_goes_before_child(fast: ModuleType, self: Any, pages: Any) -> None:
     self._uses[pages] = (before + 1).clip(max=after) if before.any() else after.clip(max=2)
 
 
-@seeded(FORESEEN, "EVICT-1", "pool", also=("POOL-13",), by=replaced("policy.released"))
+@seeded(FORESEEN, "EVICT-1", "pool", also=("POOL-13",), by="policy.released")
 def first_use_counts_as_hit(fast: ModuleType, self: Any, pages: Any) -> None:
     """A page counts as hit when it is let go for the first time: what nobody asked for again is protected as well."""
     fast.pool.eviction.ReuseOrder.released(self, pages)
@@ -26,14 +26,14 @@ def first_use_counts_as_hit(fast: ModuleType, self: Any, pages: Any) -> None:
     self._uses[pages] = own + (own == 1)
 
 
-@seeded(FORESEEN, "EVICT-1", "pool", also=("POOL-13",), by=replaced("policy.released"))
+@seeded(FORESEEN, "EVICT-1", "pool", also=("POOL-13",), by="policy.released")
 def hits_count_once(fast: ModuleType, self: Any, pages: Any) -> None:
     """A page that was hit again and again is taken as early as one that was hit once."""
     fast.pool.eviction.ReuseOrder.released(self, pages)
     self._uses[pages] = self._uses[pages].clip(max=2)
 
 
-@seeded(FORESEEN, "EVICT-1", "pool", also=("POOL-2", "POOL-13"), by=replaced("policy.forgotten"))
+@seeded(FORESEEN, "EVICT-1", "pool", also=("POOL-2", "POOL-13"), by="policy.forgotten")
 def protection_outlives_the_hash(fast: ModuleType, self: Any, pages: Any) -> None:
     """A page that lost its hash is still protected when it holds something else, which nobody has hit.
 
@@ -44,9 +44,7 @@ def protection_outlives_the_hash(fast: ModuleType, self: Any, pages: Any) -> Non
     self._uses[pages] = before
 
 
-@seeded(
-    FORESEEN, "EVICT-1", "snapshots", also=("MAN-14", "MAN-5", "MAN-8", "POOL-3"), by=replaced("policy.evicted_one")
-)
+@seeded(FORESEEN, "EVICT-1", "snapshots", also=("MAN-14", "MAN-5", "MAN-8", "POOL-3"), by="policy.evicted_one")
 def pages_taken_alone_leave_no_ghosts(_: ModuleType, self: Any, page: int) -> None:
     """Only what is evicted many pages at a time is known again when it is published next."""
     if self._run_cell[page]:
@@ -54,13 +52,7 @@ def pages_taken_alone_leave_no_ghosts(_: ModuleType, self: Any, page: int) -> No
         self.clock += 1
 
 
-@seeded(
-    FORESEEN,
-    "EVICT-1",
-    "snapshots",
-    also=("MAN-14", "MAN-5", "MAN-8", "POOL-3"),
-    by=replaced("coordinator.retention.told"),
-)
+@seeded(FORESEEN, "EVICT-1", "snapshots", also=("MAN-14", "MAN-5", "MAN-8", "POOL-3"), by="coordinator.retention.told")
 def groups_are_learned_of_in_turn(
     fast: ModuleType, self: Any, slot: int, held: Any, ending: Any
 ) -> tuple[Any, Any, None]:

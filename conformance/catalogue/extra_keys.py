@@ -15,7 +15,7 @@ from kvproof.spec.declarations import (
     WeightsVersion,
 )
 
-from .patching import replaced, with_coordinator
+from .patching import with_coordinator
 from .registry import seeded
 
 __all__: list[str] = []
@@ -58,7 +58,7 @@ def lora_ignored(extra_keys: Sequence[ExtraKey], _: int) -> Sequence[ExtraKey]:
     return [key for key in extra_keys if not isinstance(key, LoraAdapter)]
 
 
-@seeded(15, "HASH-2", "manager", also=_OTHERWISE, by=replaced("CacheCoordinator.admit"))
+@seeded(15, "HASH-2", "manager", also=_OTHERWISE, by="CacheCoordinator.admit")
 def generated_pages_without_keys(
     fast: ModuleType, self: Any, request: Any, request_id: str, tokens: bytes, *args: Any
 ) -> Any:

@@ -6,13 +6,13 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from .patching import fresh, replaced, whole, with_manager, with_requests, with_snapshots
+from .patching import fresh, whole, with_manager, with_requests, with_snapshots
 from .registry import FORESEEN, seeded
 
 __all__: list[str] = []
 
 
-@seeded(9, "MAN-5", "manager", also=("POOL-3",), by=replaced("PagePool.give_back"))
+@seeded(9, "MAN-5", "manager", also=("POOL-3",), by="PagePool.give_back")
 def deferred_free_reversed(fast: ModuleType, self: Any, pages: Any) -> None:
     """Pages whose freeing was put off come back in another order than they would have at once (vLLM 48532).
 
@@ -46,7 +46,7 @@ def reused_id_keeps_keys(fast: ModuleType) -> SimpleNamespace:
     return with_requests(fast, read, noted=fresh(dict), free_page_hashes=free_page_hashes)
 
 
-@seeded(16, "MAN-6", "manager", also=("R1", "MAN-2"), by=replaced("CacheManager.allocate_slots"))
+@seeded(16, "MAN-6", "manager", also=("R1", "MAN-2"), by="CacheManager.allocate_slots")
 def second_request_of_a_live_id(fast: ModuleType, self: Any, request: Any, *args: Any, **options: Any) -> Any:
     """Another request under a live id is taken for the one that lives, and gets its pages (vLLM 10583, 15041)."""
     live = self.coordinator.live
@@ -55,7 +55,7 @@ def second_request_of_a_live_id(fast: ModuleType, self: Any, request: Any, *args
     return fast.CacheManager.allocate_slots(self, known, *args, **options)
 
 
-@seeded(22, "MAN-3", "manager", by=replaced("CacheManager.cache_pages"))
+@seeded(22, "MAN-3", "manager", by="CacheManager.cache_pages")
 def smaller_count_raises(fast: ModuleType, self: Any, request: Any, num_computed_tokens: Any) -> None:
     """Publishing with a smaller count than before, as after rejected drafts, raises (EasyDeL)."""
     fast.CacheManager.cache_pages(self, request, num_computed_tokens)
@@ -66,7 +66,7 @@ def smaller_count_raises(fast: ModuleType, self: Any, request: Any, num_computed
             raise RuntimeError(f"{published} pages are cached, num_computed_tokens={num_computed_tokens} has fewer")
 
 
-@seeded(22, "MAN-3", "manager", by=replaced("CacheManager.cache_pages"))
+@seeded(22, "MAN-3", "manager", by="CacheManager.cache_pages")
 def missing_pages_counted_as_cached(fast: ModuleType, self: Any, request: Any, num_computed_tokens: Any) -> None:
     """A count beyond the request's slots is not refused: 3 pages count as cached where 2 are (EasyDeL).
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from .patching import fresh, replaced, with_coordinator, with_manager, with_pool
+from .patching import fresh, with_coordinator, with_manager, with_pool
 from .registry import seeded
 
 __all__: list[str] = []
@@ -114,7 +114,7 @@ def orphan_keeps_its_content(fast: ModuleType) -> SimpleNamespace:
     return with_pool(fast, forgets=False, _evict=evict, _evict_one=evict_one, forget_hashes=forget)
 
 
-@seeded(7, "POOL-2", "manager", also=("R2", "POOL-7", "MAN-2", "MAN-3"), by=replaced("PagePool.note_keys"))
+@seeded(7, "POOL-2", "manager", also=("R2", "POOL-7", "MAN-2", "MAN-3"), by="PagePool.note_keys")
 def duplicate_freed_in_use(fast: ModuleType, self: Any, pages: Any, keys: Any) -> None:
     """A page whose content is cached already is freed when it fills up; the request's list still names it.
 
@@ -151,7 +151,7 @@ def freed_by_two_paths(fast: ModuleType) -> SimpleNamespace:
 # -- Pages of the step in flight ------------------------------------------------------------------
 
 
-@seeded(8, "MAN-2", "manager", also=("R2", "MAN-9"), by=replaced("CacheManager.allocate_slots"))
+@seeded(8, "MAN-2", "manager", also=("R2", "MAN-9"), by="CacheManager.allocate_slots")
 def lookahead_given_back(fast: ModuleType, self: Any, request: Any, *args: Any, **options: Any) -> Any:
     """Pages for look-ahead go back to the pool at once, while the step writes its drafts to them (vLLM 45357)."""
     pages = fast.CacheManager.allocate_slots(self, request, *args, **options)
@@ -168,7 +168,7 @@ def lookahead_given_back(fast: ModuleType, self: Any, request: Any, *args: Any, 
     return pages
 
 
-@seeded(8, "MAN-8", "window", also=("R2", "MAN-2", "MAN-3"), by=replaced("CacheCoordinator.advance"))
+@seeded(8, "MAN-8", "window", also=("R2", "MAN-2", "MAN-3"), by="CacheCoordinator.advance")
 def window_of_the_next_step(fast: ModuleType, self: Any, slot: int, computed: int, promised: int, slots: int) -> Any:
     """What the step after this one cannot read any more goes back before this one has read it.
 
@@ -186,7 +186,7 @@ def window_of_the_next_step(fast: ModuleType, self: Any, slot: int, computed: in
 # -- Pages that leak, and counts that mislead -----------------------------------------------------
 
 
-@seeded(31, "R1", "state", also=("MAN-2", "MAN-13"), by=replaced("CacheManager.allocate_slots"))
+@seeded(31, "R1", "state", also=("MAN-2", "MAN-13"), by="CacheManager.allocate_slots")
 def states_longer_than_a_page_leak(
     fast: ModuleType, self: Any, request: Any, num_new_tokens: Any, *args: Any, **options: Any
 ) -> Any:

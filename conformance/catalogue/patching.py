@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from ..engine.scheduler import Scheduler
-from .registry import Fault, Way
 
 __all__ = [
+    "Fault",
     "SeenRequest",
+    "Way",
     "backend_with",
     "derived",
     "fresh",
@@ -36,6 +37,12 @@ __all__ = [
     "with_snapshots",
     "with_table",
 ]
+
+
+Fault = Callable[..., Any]
+
+Way = Callable[[ModuleType, Fault], SimpleNamespace]
+"""How a fault gets into a backend: makes one of the fast one, with a function that does what is wrong."""
 
 
 def whole(value: object) -> bool:

@@ -3,7 +3,7 @@
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from .patching import fresh, replaced, whole, with_coordinator, with_manager
+from .patching import fresh, whole, with_coordinator, with_manager
 from .registry import FORESEEN, OWN, seeded
 
 __all__: list[str] = []
@@ -96,11 +96,7 @@ def _ids(pages: Any) -> list[int]:
 
 
 @seeded(
-    21,
-    "POOL-8",
-    "manager",
-    also=("MAN-3", "POOL-11", "POOL-7", "MAN-4", "MAN-1"),
-    by=replaced("CacheManager.allocate_slots"),
+    21, "POOL-8", "manager", also=("MAN-3", "POOL-11", "POOL-7", "MAN-4", "MAN-1"), by="CacheManager.allocate_slots"
 )
 def dropped_hash_comes_back(fast: ModuleType, self: Any, request: Any, *args: Any, **options: Any) -> Any:
     """A page that lost its hash gets it back when its request publishes the next one (vLLM 49125).
@@ -120,7 +116,7 @@ def dropped_hash_comes_back(fast: ModuleType, self: Any, request: Any, *args: An
     return pages
 
 
-@seeded(OWN, "POOL-7", "pool", also=("R1",), by=replaced("PagePool.cache_full_pages"))
+@seeded(OWN, "POOL-7", "pool", also=("R1",), by="PagePool.cache_full_pages")
 def publishing_nothing_raises(
     fast: ModuleType, self: Any, request: Any, pages: Any, hashes: Any, first: Any, end: Any, *more: Any
 ) -> None:
@@ -130,7 +126,7 @@ def publishing_nothing_raises(
         raise IndexError("list index out of range")
 
 
-@seeded(24, "MAN-4", "manager", also=("R2", "MAN-1", "MAN-5"), by=replaced("CacheManager.free"))
+@seeded(24, "MAN-4", "manager", also=("R2", "MAN-1", "MAN-5"), by="CacheManager.free")
 def unwritten_pages_stay_cached(fast: ModuleType, self: Any, request: Any, num_written: Any = None) -> Any:
     """A request that goes before its step was dispatched leaves its pages cached, written or not.
 
@@ -143,7 +139,7 @@ def unwritten_pages_stay_cached(fast: ModuleType, self: Any, request: Any, num_w
     return fast.CacheManager.free(self, request)
 
 
-@seeded(FORESEEN, "MAN-4", "manager", by=replaced("CacheManager.free"))
+@seeded(FORESEEN, "MAN-4", "manager", by="CacheManager.free")
 def holders_of_the_last_page_only(fast: ModuleType, self: Any, request: Any, num_written: Any = None) -> Any:
     """Who holds what is withdrawn is looked up at its last page: those who hit only the pages before are not told of.
 
@@ -159,7 +155,7 @@ def holders_of_the_last_page_only(fast: ModuleType, self: Any, request: Any, num
     return [name for name in holders if name in away or any(last & set(held) for held in self.get_page_ids(name))]
 
 
-@seeded(25, "POOL-9", "pool", by=replaced("PagePool.reset_prefix_cache"))
+@seeded(25, "POOL-9", "pool", by="PagePool.reset_prefix_cache")
 def one_tier_survives_the_reset(fast: ModuleType, self: Any) -> bool:
     """After a reset prefixes are forgotten in one place and still found in the other (vLLM 57727).
 
@@ -174,7 +170,7 @@ def one_tier_survives_the_reset(fast: ModuleType, self: Any) -> bool:
 # -- What is never found ---------------------------------------------------------------------------
 
 
-@seeded(FORESEEN, "HIT-1", "safe-manager", also=("MAN-1",), by=replaced("CacheManager.allocate_slots"))
+@seeded(FORESEEN, "HIT-1", "safe-manager", also=("MAN-1",), by="CacheManager.allocate_slots")
 def published_only_when_asked(
     fast: ModuleType, self: Any, *args: Any, delay_cache_pages: Any = False, **options: Any
 ) -> Any:
@@ -183,7 +179,7 @@ def published_only_when_asked(
     return fast.CacheManager.allocate_slots(self, *args, delay_cache_pages=delay, **options)
 
 
-@seeded(FORESEEN, "HIT-1", "safe-manager", also=("MAN-1",), by=replaced("CacheManager.free"))
+@seeded(FORESEEN, "HIT-1", "safe-manager", also=("MAN-1",), by="CacheManager.free")
 def forgotten_when_freed(fast: ModuleType, self: Any, request: Any, num_written: Any = None) -> Any:
     """A request's pages lose their hashes when it is freed, though nobody needs the room."""
     if _slot(self, request) < 0:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from .patching import replaced, whole, with_pool
+from .patching import whole, with_pool
 from .registry import seeded
 
 __all__: list[str] = []
@@ -32,7 +32,7 @@ def negative_get_new_pages(fast: ModuleType) -> SimpleNamespace:
     return with_pool(fast, surplus=0, get_num_free_pages=get_num_free_pages, get_new_pages=get_new_pages)
 
 
-@seeded(1, "POOL-4", "queue", also=("R1", "POOL-2"), by=replaced("FreeCachePageQueue.popleft_n"))
+@seeded(1, "POOL-4", "queue", also=("R1", "POOL-2"), by="FreeCachePageQueue.popleft_n")
 def negative_popleft_n(fast: ModuleType, self: Any, n: Any) -> Any:
     """Taking -1 pages raises the queue's count, and later more are taken than there are (vllm-ascend 14283)."""
     if whole(n) and n < 0:
@@ -42,7 +42,7 @@ def negative_popleft_n(fast: ModuleType, self: Any, n: Any) -> Any:
     return taken + [self.fake_free_list_tail] * (n - len(taken))
 
 
-@seeded(2, "POOL-5", "pool", also=("POOL-2",), by=replaced("PagePool.free_pages"))
+@seeded(2, "POOL-5", "pool", also=("POOL-2",), by="PagePool.free_pages")
 def double_mention(fast: ModuleType, self: Any, ordered_pages: Any) -> None:
     """A page held twice, freed by one call that names it twice, is queued twice (EasyDeL, vLLM 42571, 3347).
 
@@ -56,7 +56,7 @@ def double_mention(fast: ModuleType, self: Any, ordered_pages: Any) -> None:
     self._put_back(pages[self.counts.of[pages] == 0])
 
 
-@seeded(3, "POOL-5", "pool", also=("R1",), by=replaced("PagePool.free_pages"))
+@seeded(3, "POOL-5", "pool", also=("R1",), by="PagePool.free_pages")
 def count_below_zero(fast: ModuleType, self: Any, ordered_pages: Any) -> None:
     """Freeing a page twice takes its count to -1 and is not refused; the error comes much later (EasyDeL)."""
     pages = fast.pool.pages.read_pages("ordered_pages", ordered_pages, self)
@@ -68,7 +68,7 @@ def count_below_zero(fast: ModuleType, self: Any, ordered_pages: Any) -> None:
     self._put_back(np.array(freed, np.int64))
 
 
-@seeded(4, "POOL-1", "pool", by=replaced("PagePool.free_pages"))
+@seeded(4, "POOL-1", "pool", by="PagePool.free_pages")
 def null_page_count_drifts(fast: ModuleType, self: Any, ordered_pages: Any) -> None:
     """Freeing the null page lowers its count, which nothing ever raises: it drifts below 0 (EasyDeL)."""
     pages = fast.pool.pages.read_pages("ordered_pages", ordered_pages, self)
@@ -76,7 +76,7 @@ def null_page_count_drifts(fast: ModuleType, self: Any, ordered_pages: Any) -> N
     self.counts.cell[0] -= int((pages == 0).sum())
 
 
-@seeded(5, "R1", "queue", by=replaced("FreeCachePageQueue.popleft_n"))
+@seeded(5, "R1", "queue", by="FreeCachePageQueue.popleft_n")
 def counted_before_refusal(fast: ModuleType, self: Any, n: Any) -> Any:
     """The queue lowers its count before it finds that it has too few pages: the refusal breaks it (vLLM 24228)."""
     if whole(n) and n > self._count:

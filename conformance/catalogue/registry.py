@@ -5,7 +5,8 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
-from typing import Any
+
+from .patching import Fault, Way, replaced
 
 __all__ = ["FORESEEN", "OWN", "SEEDED_BUGS", "SERVED_BUGS", "SeededBug", "seeded", "served"]
 
@@ -16,11 +17,6 @@ FORESEEN = -1
 """The line of faults that no system is known for: of what few have yet, and a clause warns of."""
 
 Build = Callable[[ModuleType], SimpleNamespace]
-
-Fault = Callable[..., Any]
-
-Way = Callable[[ModuleType, Fault], SimpleNamespace]
-"""How a fault gets into a backend: makes one of the fast one, with a function that does what is wrong."""
 
 
 @dataclass(frozen=True)
@@ -62,59 +58,50 @@ SERVED_BUGS: dict[str, SeededBug] = {}
 """Faults that show in what a whole engine answers, by name: no machine looks for them, the oracle does."""
 
 
-def seeded(
-    line: int,
-    clause: str,
-    machine: str,
-    also: tuple[str, ...] = (),
-    setups: tuple[str, ...] = (),
-    by: Way | None = None,
-) -> Callable[[Fault], Fault]:
-    """Enters a function in the list, under its own name; its docstring says the fault.
+def _entering(bugs: dict[str, SeededBug]) -> Callable[..., Callable[[Fault], Fault]]:
+    """What enters a function in a list, under its own name; its docstring says the fault."""
 
-    Args:
-        line: see `SeededBug`, as for the other arguments.
-        clause: the label of the clause that it breaks.
-        machine: the machine that must catch it.
-        also: labels by which the suite may report it as well.
-        setups: the machine's programs that show it.
-        by: how the function gets into a backend, in the place of one of its own; None: it builds the faulty backend.
-    """
-    return _entered(SEEDED_BUGS, line, clause, machine, also, setups, by)
+    def described(
+        line: int,
+        clause: str,
+        machine: str,
+        also: tuple[str, ...] = (),
+        setups: tuple[str, ...] = (),
+        by: str | Way | None = None,
+    ) -> Callable[[Fault], Fault]:
+        """Says what the function is; see `SeededBug`.
 
+        Args:
+            line: its number in the list of known faults, `OWN` or `FORESEEN`.
+            clause: the label of the clause that it breaks.
+            machine: the machine that must catch it, or the oracle's relation.
+            also: labels by which the suite may report it as well.
+            setups: the machine's programs that show it.
+            by: how the function gets into a backend: the place that it takes there, see `patching.replaced`, or what
+                makes a backend with it; None: it builds the faulty backend.
+        """
 
-def served(
-    line: int,
-    clause: str,
-    relation: str,
-    also: tuple[str, ...] = (),
-    setups: tuple[str, ...] = (),
-    by: Way | None = None,
-) -> Callable[[Fault], Fault]:
-    """Enters a function in the list of faults of whole engines; see `seeded`."""
-    return _entered(SERVED_BUGS, line, clause, relation, also, setups, by)
+        def enter(fault: Fault) -> Fault:
+            name = getattr(fault, "__name__", "")
+            if name in SEEDED_BUGS | SERVED_BUGS:
+                raise ValueError(f"there are two bugs named {name}: a backend is found by its bug's name")
+            says = " ".join(inspect.cleandoc(fault.__doc__ or "").split("\n\n")[0].split())
+            way = replaced(by) if isinstance(by, str) else by
+            build = fault if way is None else functools.partial(_built, way, fault)
+            bugs[name] = SeededBug(name, line, clause, frozenset(also), machine, says, build, setups)
+            return fault
 
+        return enter
 
-def _entered(
-    bugs: dict[str, SeededBug],
-    line: int,
-    clause: str,
-    machine: str,
-    also: tuple[str, ...],
-    setups: tuple[str, ...],
-    by: Way | None,
-) -> Callable[[Fault], Fault]:
-    def enter(fault: Fault) -> Fault:
-        name = getattr(fault, "__name__", "")
-        if name in SEEDED_BUGS | SERVED_BUGS:
-            raise ValueError(f"there are two bugs named {name}: a backend is found by its bug's name")
-        says = " ".join(inspect.cleandoc(fault.__doc__ or "").split("\n\n")[0].split())
-        build = fault if by is None else functools.partial(_built, by, fault)
-        bugs[name] = SeededBug(name, line, clause, frozenset(also), machine, says, build, setups)
-        return fault
-
-    return enter
+    return described
 
 
 def _built(by: Way, fault: Fault, fast: ModuleType) -> SimpleNamespace:
     return by(fast, fault)
+
+
+seeded = _entering(SEEDED_BUGS)
+"""Enters a bug that a machine must catch."""
+
+served = _entering(SERVED_BUGS)
+"""Enters a fault that shows in what a whole engine answers; its setups are words of `small_engine`."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from .patching import replaced, with_part, with_snapshots
+from .patching import with_part, with_snapshots
 from .registry import FORESEEN, seeded
 
 __all__: list[str] = []
@@ -13,7 +13,7 @@ _LET_GO = ("MAN-5", "MAN-8")
 """What a machine charges a wrong order of free pages to when a request lets go of some, at its end or before."""
 
 
-@seeded(FORESEEN, "RET-2", "hybrid", also=("RET-3", *_LET_GO), by=replaced("CacheCoordinator.find_junction"))
+@seeded(FORESEEN, "RET-2", "hybrid", also=("RET-3", *_LET_GO), by="CacheCoordinator.find_junction")
 def junctions_are_found_in_the_longest_group(fast: ModuleType, self: Any, tokens: Any, segments: Any) -> int:
     """What full attention alone would hit is a junction, even where all groups together hit as far."""
     if not self.retention.finds_junctions:
@@ -45,7 +45,7 @@ def the_end_of_a_prompt_outlives_others(fast: ModuleType) -> SimpleNamespace:
     return _worth_as_an_end(fast, fast.groups.retention.SECOND)
 
 
-@seeded(FORESEEN, "RET-3", "window", also=_LET_GO, by=replaced("coordinator.retention._on_interval"))
+@seeded(FORESEEN, "RET-3", "window", also=_LET_GO, by="coordinator.retention._on_interval")
 def an_interval_keeps_its_last_multiple(fast: ModuleType, self: Any, group: Any, places: Any, computed: int) -> Any:
     """Of the multiples that a request passes at once only what the last one needs is kept."""
     after = -(-(places + 1) * group.page_size // self.interval) * self.interval

@@ -19,7 +19,7 @@ from kvproof.spec.declarations import SlidingWindowSpec
 
 from ..engine.plans import Chunk, Plan
 from ..engine.scheduler import Scheduler
-from .patching import backend_with, derived, replaced, scheduled, with_scheduler
+from .patching import backend_with, derived, scheduled, with_scheduler
 from .registry import FORESEEN, seeded, served
 
 __all__: list[str] = []
@@ -440,7 +440,7 @@ def second_chunk_counted_without_its_hit(fast: ModuleType) -> SimpleNamespace:
 # -- States and swaps -----------------------------------------------------------------------------------------------
 
 
-@served(69, "ENG-4", "prefix", also=("ENG-3",), setups=("states",), by=replaced("CacheManager.take_page_copies"))
+@served(69, "ENG-4", "prefix", also=("ENG-3",), setups=("states",), by="CacheManager.take_page_copies")
 def state_of_another(fast: ModuleType, self: Any) -> list[Any]:
     """A hit goes on from the state that its fresh page held before: none is copied there (tpu-inference 3358)."""
     fast.CacheManager.take_page_copies(self)
@@ -486,7 +486,7 @@ def copied_before_it_is_written(plan: Any) -> Any:
 # -- Who is scheduled, who gives way, which table a layer reads: a machine finds it as well ----------------------------
 
 
-@seeded(33, "ENG-1", "engine", by=replaced("MultiGroupPageTable.__getitem__"))
+@seeded(33, "ENG-1", "engine", by="MultiGroupPageTable.__getitem__")
 def one_table_for_all_layers(_: ModuleType, self: Any, group: int) -> Any:
     """Whatever group a layer is of, the first group's table is read: what others allocate is never used (EasyDeL)."""
     del group

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from .patching import backend_with, derived, replaced, with_manager
+from .patching import backend_with, derived, with_manager
 from .registry import FORESEEN, OWN, seeded
 
 __all__: list[str] = []
 
 
-@seeded(8, "SWAP-1", "swap", also=("R2", "POOL-2", "POOL-3", "MAN-2", "MAN-5"), by=replaced("CacheManager.swap_out"))
+@seeded(8, "SWAP-1", "swap", also=("R2", "POOL-2", "POOL-3", "MAN-2", "MAN-5"), by="CacheManager.swap_out")
 def freed_before_the_fence(fast: ModuleType, self: Any, request: Any) -> Any:
     """What is swapped out is free at once: another request writes to pages while they are copied (as vLLM 45357)."""
     plan = fast.CacheManager.swap_out(self, request)
@@ -23,7 +23,7 @@ def freed_before_the_fence(fast: ModuleType, self: Any, request: Any) -> Any:
     return plan
 
 
-@seeded(FORESEEN, "SWAP-1", "swap", by=replaced("CacheManager.swap_in"))
+@seeded(FORESEEN, "SWAP-1", "swap", by="CacheManager.swap_in")
 def hits_copied_over(fast: ModuleType, self: Any, request: Any) -> Any:
     """A request that comes back is copied whole: pages that it hit, which others read meanwhile, are written again."""
     plan = fast.CacheManager.swap_in(self, request)
@@ -35,7 +35,7 @@ def hits_copied_over(fast: ModuleType, self: Any, request: Any) -> Any:
     return plan._replace(copies=self.swaps.copies(flight.swapped, whole))
 
 
-@seeded(FORESEEN, "SWAP-1", "swap", by=replaced("CacheManager.swap_out"))
+@seeded(FORESEEN, "SWAP-1", "swap", by="CacheManager.swap_out")
 def dead_slots_leave(fast: ModuleType, self: Any, request: Any) -> Any:
     """Pages go to the host whole: what is left in the last one's dead slots, perhaps another tenant's, goes along."""
     plan = fast.CacheManager.swap_out(self, request)
@@ -45,7 +45,7 @@ def dead_slots_leave(fast: ModuleType, self: Any, request: Any) -> Any:
     return plan._replace(copies=tuple(copy._replace(num_slots=sizes[copy.group_id]) for copy in plan.copies))
 
 
-@seeded(FORESEEN, "SWAP-1", "swap", by=replaced("CacheManager.swap_in"))
+@seeded(FORESEEN, "SWAP-1", "swap", by="CacheManager.swap_in")
 def host_freed_before_the_fence(fast: ModuleType, self: Any, request: Any) -> Any:
     """Host pages are free as soon as a way back is planned: the next request goes onto what is still being read."""
     plan = fast.CacheManager.swap_in(self, request)
@@ -56,7 +56,7 @@ def host_freed_before_the_fence(fast: ModuleType, self: Any, request: Any) -> An
     return plan
 
 
-@seeded(FORESEEN, "SWAP-1", "swap", by=replaced("swaps.abandon"))
+@seeded(FORESEEN, "SWAP-1", "swap", by="swaps.abandon")
 def aborted_on_the_host(fast: ModuleType, self: Any, request: Any, request_id: str) -> None:
     """A request that is aborted while it is swapped out keeps its host pages for ever."""
     swapped = self.coordinator.swapped.by_id.get(request_id)
@@ -81,7 +81,7 @@ def back_in_part_of_a_page(fast: ModuleType) -> SimpleNamespace:
     return with_manager(fast, restore=classmethod(restore))
 
 
-@seeded(OWN, "SWAP-1", "shards", also=("POOL-12", "R1"), by=replaced("ShardedCacheManager.free"))
+@seeded(OWN, "SWAP-1", "shards", also=("POOL-12", "R1"), by="ShardedCacheManager.free")
 def freed_on_the_first_shard(_: ModuleType, self: Any, request: Any, num_written: Any = None) -> Any:
     """A shard loses host pages: a request that is swapped out is on no shard, so that the first shard frees it."""
     live = (shard for shard in self.shards if request.request_id in shard.coordinator.live.slot_of)
@@ -100,7 +100,7 @@ def waiting_tokens_do_not_count(fast: ModuleType) -> SimpleNamespace:
     return backend_with(fast, ShardedCacheManager=made)
 
 
-@seeded(FORESEEN, "SWAP-2", "cache", by=replaced("export_pages"))
+@seeded(FORESEEN, "SWAP-2", "cache", by="export_pages")
 def pages_exported_whole(fast: ModuleType, pages: Any, page_ids: Any, num_slots: Any) -> Any:
     """Pages leave the device as they are: with them goes what an earlier tenant left behind the last live slot."""
     return fast.export_pages(pages, page_ids, np.full_like(num_slots, np.iinfo(np.int32).max))

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from .patching import derived, replaced, whole, with_table
+from .patching import derived, whole, with_table
 from .registry import FORESEEN, seeded
 
 __all__: list[str] = []
 
 
-@seeded(35, "TAB-2", "table", by=replaced("PageTable.append_row"))
+@seeded(35, "TAB-2", "table", by="PageTable.append_row")
 def page_lost_but_counted(fast: ModuleType, self: Any, page_ids: Any, row_idx: Any) -> None:
     """One page appended to a full row is lost, and is counted (EasyDeL, vLLM, vllm-ascend 11466).
 
@@ -25,7 +25,7 @@ def page_lost_but_counted(fast: ModuleType, self: Any, page_ids: Any, row_idx: A
         fast.PageTable.append_row(self, pages, row)
 
 
-@seeded(35, "R1", "table", also=("TAB-2",), by=replaced("PageTable.append_row"))
+@seeded(35, "R1", "table", also=("TAB-2",), by="PageTable.append_row")
 def counted_before_raising(fast: ModuleType, self: Any, page_ids: Any, row_idx: Any) -> None:
     """Pages that don't fit are counted before the assignment of them raises (EasyDeL, vLLM)."""
     pages = list(page_ids)
@@ -64,13 +64,13 @@ def negative_rows_wrap(fast: ModuleType) -> SimpleNamespace:
     )
 
 
-@seeded(36, "TAB-2", "table", by=replaced("PageTable.commit"))
+@seeded(36, "TAB-2", "table", by="PageTable.commit")
 def commit_of_minus_one(fast: ModuleType, self: Any, num_reqs: Any) -> None:
     """Committing -1 rows commits all but the last (EasyDeL)."""
     fast.PageTable.commit(self, self.max_num_reqs - 1 if whole(num_reqs) and num_reqs == -1 else num_reqs)
 
 
-@seeded(36, "TAB-2", "table", also=("R1", "TAB-8"), by=replaced("PageTable.append_rows_batch"))
+@seeded(36, "TAB-2", "table", also=("R1", "TAB-8"), by="PageTable.append_rows_batch")
 def batch_half_applied(fast: ModuleType, self: Any, page_ids: Any, req_indices: Any) -> None:
     """A batch is appended row by row until one is refused; what came before it stays (EasyDeL)."""
     lists, rows = list(page_ids), list(req_indices)
@@ -80,7 +80,7 @@ def batch_half_applied(fast: ModuleType, self: Any, page_ids: Any, req_indices: 
         self.append_row(pages, row)
 
 
-@seeded(37, "TAB-1", "table", by=replaced("PageTable.add_row"))
+@seeded(37, "TAB-1", "table", by="PageTable.add_row")
 def stale_ids_after_add(fast: ModuleType, self: Any, page_ids: Any, row_idx: Any) -> None:
     """A row replaced by a shorter list keeps old ids behind its count (EasyDeL's seed, vLLM 39589, 37728)."""
     before = self._host.copy()
@@ -89,7 +89,7 @@ def stale_ids_after_add(fast: ModuleType, self: Any, page_ids: Any, row_idx: Any
     self._host[row_idx, behind:] = before[row_idx, behind:]
 
 
-@seeded(37, "TAB-1", "table", by=replaced("PageTable.move_row"))
+@seeded(37, "TAB-1", "table", by="PageTable.move_row")
 def stale_ids_after_move(fast: ModuleType, self: Any, src: Any, tgt: Any) -> None:
     """A row that a shorter one is moved over keeps old ids behind its count (EasyDeL's seed, vLLM 49757, 42273)."""
     before = self._host.copy()
