@@ -125,7 +125,7 @@ def test_publishing_before_slots_are_looked_for_conforms() -> None:
 
     names = SimpleNamespace(CacheManager=Sooner, CachePages=radix.CachePages, kvproof_lacks=radix.kvproof_lacks)
     for seed in SEEDS[:3]:
-        found = held("safe-manager", Backend("sooner", names), examples=60, seed=seed)
+        found = held("safe-manager", Backend("sooner", names), examples=20, seed=seed)
         assert [str(deviation) for deviation in found.deviations] == []
 
 

@@ -1,16 +1,10 @@
-"""PIN-1, PIN-2: fast's order of free pages by priority, what its pins and priorities cost, and its check()."""
+"""PIN-1, PIN-2: what fast's pins and priorities cost, and its check(); their order is held by `test_page_pool`."""
 
-from array import array
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvproof import fast
-from kvproof.fast.pool.free_order import FreeOrder
 
 from ..strategies import PlainRequest
 
@@ -28,120 +22,6 @@ def test_priorities_have_no_columns_until_one_is_given() -> None:
     assert appends == [(True, 0), (False, 6), (True, 6)]
     assert not fast.PagePool(6, True, unhashed_first=True).appends_only
     pool.check()
-
-
-# -- The order --------------------------------------------------------------------------------------
-
-
-class OrderMachine(RuleBasedStateMachine):
-    """The order by priority and arrival, against the same on a list that is sorted anew at every step."""
-
-    @initialize(num_pages=st.integers(2, 12), front_room=st.booleans())
-    def begin(self, num_pages: int, front_room: bool) -> None:
-        self.cells = array("I", [1] * num_pages)
-        self.order = FreeOrder(num_pages, self.cells, front_room)
-        self.front_room = front_room
-        self.free = list(range(1, num_pages))  # by arrival
-        self.held: list[int] = []
-        self.priority = dict.fromkeys(self.free, 0)
-        self.ends: dict[int, int] = {}
-        self.now = 0
-
-    def _out_of(self, data: st.DataObject, pages: list[int]) -> list[int]:
-        chosen = data.draw(st.lists(st.sampled_from(pages), unique=True) if pages else st.just([]))
-        for page in chosen:
-            pages.remove(page)
-        return chosen
-
-    def _sorted(self) -> list[int]:
-        return sorted(self.free, key=self.priority.__getitem__)
-
-    def _end(self, page: int) -> None:
-        self.priority[page] = 0
-        self.ends.pop(page, None)
-
-    @rule(data=st.data(), how=st.sampled_from(["take_one", "take"]))
-    def take(self, data: st.DataObject, how: str) -> None:
-        count = min(1, len(self.free)) if how == "take_one" else data.draw(st.integers(0, len(self.free)))
-        taken = self._sorted()[:count]
-        if how == "take_one":
-            assert [self.order.take_one() for _ in taken] == taken
-        else:
-            assert self.order.take(count).tolist() == taken
-        for page in taken:
-            self.free.remove(page)
-            self._end(page)
-        self.held += taken
-
-    @rule(data=st.data(), how=st.sampled_from(["put_one", "put"]))
-    def put(self, data: st.DataObject, how: str) -> None:
-        pages = self._out_of(data, self.held)
-        for page in pages:
-            self.cells[page] = data.draw(st.integers(0, 1))
-        ids = np.array(pages, np.int64)
-        if how == "put_one":
-            for page in pages:
-                self.order.put_one(page)
-        else:
-            assert self.order.are_distinct(ids)
-            self.order.put(ids)
-        for page in pages:
-            if not self.cells[page]:
-                self._end(page)
-        self.free += pages
-
-    @precondition(lambda self: self.front_room)
-    @rule(data=st.data())
-    def put_front(self, data: st.DataObject) -> None:
-        pages = self._out_of(data, self.held)
-        self.order.put_front(np.array(pages, np.int64))
-        for page in pages:
-            self._end(page)
-        self.free = pages + self.free
-
-    @rule(data=st.data())
-    def remove(self, data: st.DataObject) -> None:
-        pages = self._out_of(data, self.free)
-        self.order.remove(np.array(pages, np.int64))
-        self.held += pages
-
-    @rule(data=st.data(), priority=st.integers(-2, 2), lasting=st.none() | st.integers(1, 3))
-    def rank(self, data: st.DataObject, priority: int, lasting: int | None) -> None:
-        page = data.draw(st.sampled_from(sorted(self.free + self.held)))
-        end = None if lasting is None else self.now + lasting
-        self.order.set(page, priority, end, page in self.free)
-        self._move(page, priority)
-        self.ends.pop(page, None)
-        if end is not None and priority:
-            self.ends[page] = end
-
-    def _move(self, page: int, priority: int) -> None:
-        if page in self.free and self.priority[page] != priority:
-            self.free.remove(page)
-            self.free.append(page)
-        self.priority[page] = priority
-
-    @rule(later=st.integers(0, 2))
-    def expire(self, later: int) -> None:
-        self.now += later
-        self.order.advance(self.now)
-        for end, page in sorted((end, page) for page, end in self.ends.items()):
-            if end <= self.now:
-                self._move(page, 0)
-                self._end(page)
-
-    @invariant()
-    def the_order_is_exact(self) -> None:
-        if hasattr(self, "order"):
-            self.order.check()
-            assert self.order.order().tolist() == self._sorted()
-            assert self.order.num_free == len(self.free)
-            assert [self.order.priority(page) for page in self.priority] == list(self.priority.values())
-            assert self.order.num_prioritised == sum(map(bool, self.priority.values()))
-
-
-OrderMachine.TestCase.settings = settings(max_examples=60)
-TestOrder = OrderMachine.TestCase
 
 
 def test_pin_2_ends_that_are_set_anew_again_and_again_cost_no_room() -> None:

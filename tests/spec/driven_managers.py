@@ -1,4 +1,4 @@
-"""Managers of the specification, driven in step through every call of an engine that keeps its word."""
+"""A manager of the specification, driven through every call of an engine that keeps its word."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ from kvproof.spec import (
 
 from ..strategies import PlainRequest, few_extra_keys
 
-__all__ = ["DrivenManagers", "cache_groups", "chunked", "full", "group_lists", "latent", "states", "weak", "window"]
+__all__ = ["DrivenManager", "cache_groups", "chunked", "full", "group_lists", "latent", "states", "weak", "window"]
 
 IDS = "abcd"
 MAX_MODEL_LEN = 20
@@ -64,14 +64,13 @@ def weak(message: bytes) -> bytes:
     return bytes([sum(message) % 4])
 
 
-class DrivenManagers(RuleBasedStateMachine):
-    """One engine with several managers: every call is made on each, and each must answer alike.
+class DrivenManager(RuleBasedStateMachine):
+    """An engine with one manager.
 
     Requests are few and of two tokens, so that they share prefixes; pools are small, so that pages are evicted.
     """
 
-    num_managers = 1
-    managers: list[Any]
+    manager: Any
 
     @initialize(
         groups=group_lists,
@@ -99,10 +98,7 @@ class DrivenManagers(RuleBasedStateMachine):
         options: dict[str, Any],
     ) -> None:
         options |= {"hash_seed": b"s", "hash_function": hash_function}
-        self.managers = [
-            spec.CacheManager(num_pages, groups, MAX_MODEL_LEN, caching, use_eagle, **options)
-            for _ in range(self.num_managers)
-        ]
+        self.manager = spec.CacheManager(num_pages, groups, MAX_MODEL_LEN, caching, use_eagle, **options)
         self.groups = groups
         self.requests: dict[str, PlainRequest] = {}
         self.promised: dict[str, int] = {}
@@ -117,25 +113,18 @@ class DrivenManagers(RuleBasedStateMachine):
     # -- What an engine knows -------------------------------------------------------------------------
 
     @property
-    def manager(self) -> Any:
-        return self.managers[0]
-
-    @property
     def has_states(self) -> bool:
         return any(isinstance(group.kv_cache_spec, MambaSpec) for group in self.groups)
 
     def call(self, act: Callable[[Any], Any]) -> Any:
-        """Makes a call on each manager; they must give or refuse the same. Returns what the first one gave."""
-        answers: list[tuple[str, Any]] = []
-        for manager in self.managers:
-            try:
-                answers.append(("", act(manager)))
-            except ValueError as error:
-                answers.append((str(error), None))
-            manager.check()
-        assert all(answer == answers[0] for answer in answers), answers
+        """Makes a call; returns what it gives, or None where it is refused."""
+        refused, given = "", None
+        try:
+            given = act(self.manager)
+        except ValueError as error:
+            refused = str(error)
+        self.manager.check()
         self.after_call()
-        refused, given = answers[0]
         assert not refused or self.may_refuse(refused), refused
         return given
 
@@ -231,27 +220,19 @@ class DrivenManagers(RuleBasedStateMachine):
     def advance_many(self, data: st.DataObject, late: bool) -> None:
         names = data.draw(st.lists(st.sampled_from(self.going_on()), min_size=1, unique=True))
         steps = [self.step_of(data, name) for name in names]
-        granted = self.step_many(names, steps, late)
-        for name, (computed, new, _), given in zip(names, steps, granted, strict=True):
+        asked, asked_new, ahead = (list(column) for column in zip(*steps, strict=True))
+
+        def act(manager: Any) -> Any:
+            slots = [manager.slot_of(name) for name in names]
+            return manager.allocate_slots_batch(slots, asked, asked_new, ahead, delay_cache_pages=late).granted
+
+        run = []
+        for name, (computed, new, _), given in zip(names, steps, self.call(act), strict=True):
             self.requests[name].num_computed_tokens = computed
             if given:
                 self.promised[name] = computed + new
-        run = [
-            (name, step[0], step[0] + step[1]) for name, step, given in zip(names, steps, granted, strict=True) if given
-        ]
+                run.append((name, computed, computed + new))
         self.dispatched(run)
-
-    def step_many(self, names: list[str], steps: list[tuple[int, int, int]], late: bool) -> list[bool]:
-        """Makes a batched step; returns who was granted slots."""
-        computed, new, ahead = (list(column) for column in zip(*steps, strict=True))
-
-        def act(manager: Any) -> Any:
-            batch = manager.allocate_slots_batch(
-                [manager.slot_of(name) for name in names], computed, new, ahead, delay_cache_pages=late
-            )
-            return [(bool(batch.granted[place]), batch.get_page_ids(place)) for place in range(len(names))]
-
-        return [given for given, _ in self.call(act)]
 
     @precondition(lambda self: self.promised)
     @rule(data=st.data(), all_written=st.booleans(), drops=st.booleans())

@@ -16,7 +16,7 @@ from kvproof.spec import (
 from kvproof.spec.groups.group_rules import rules_of
 
 from ..strategies import PlainRequest
-from .driven_managers import DrivenManagers, chunked, group_lists, window
+from .driven_managers import DrivenManager, chunked, group_lists, window
 
 # -- Any calls --------------------------------------------------------------------------------------
 
@@ -48,7 +48,7 @@ def _mark(page: spec.CachePage) -> Any:
     return page.pool.content_of(page), page.page_hash and page.page_hash.group_id
 
 
-class HitsAreLongest(DrivenManagers):
+class HitsAreLongest(DrivenManager):
     """A hit is what a search through all lengths finds in what pages hold, told by the calls and not by hashes."""
 
     def begin(self) -> None:
@@ -130,7 +130,7 @@ HitsAreLongestTest = HitsAreLongest.TestCase
 HitsAreLongestTest.settings = settings(max_examples=100)
 
 
-class StatesAreAdvanced(DrivenManagers):
+class StatesAreAdvanced(DrivenManager):
     """An engine that runs the copies and then the step finds each state that it goes on from (MAN-13).
 
     Published ones are those at the ends of their places, and no step changes them (R2).

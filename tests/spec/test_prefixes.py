@@ -7,10 +7,10 @@ from hypothesis import settings
 from kvproof import spec
 
 from ..strategies import PlainRequest
-from .driven_managers import DrivenManagers
+from .driven_managers import DrivenManager
 
 
-class ToldAndCounted(DrivenManagers):
+class ToldAndCounted(DrivenManager):
     """A follower of the events knows the cached map, and the counters are what an engine counts (MAN-12, PIN-1)."""
 
     def begin(self) -> None:
