@@ -17,10 +17,10 @@ from .entries import Entry, Grown, Made, NewKeys, NewRequest, Operation, Shown, 
 from .format import CALLS, CLASSES, HEADER, PROPERTIES, VERSION, LogError
 from .values import decoded, numbers_of, tokens_of
 
-__all__ = ["EntryReader", "LogReader", "is_log"]
+__all__ = ["MOST", "EntryReader", "LogReader", "is_log"]
 
 
-_MOST = {
+MOST = {
     "num_pages": 1 << 20,
     "num_host_pages": 1 << 20,
     "max_model_len": 1 << 22,
@@ -28,7 +28,7 @@ _MOST = {
     "max_num_pages_per_req": 1 << 20,
     "max_num_batched_tokens": 1 << 22,
 }
-"""The largest objects that a replay makes."""
+"""The largest objects that a replay makes, and a file of calls, by the argument that says how large they are."""
 
 _MOST_PAGES = 1 << 21
 _MOST_ENTRIES = 1 << 26
@@ -258,8 +258,8 @@ def _argument(name: str, value: Any, bounded: bool) -> Any:
         for group in groups:
             _whole("page_size", group.kv_cache_spec.page_size, _MOST_SIZE)
         return groups
-    if bounded and name in _MOST:
-        return _whole(name, value, _MOST[name] + 1)
+    if bounded and name in MOST:
+        return _whole(name, value, MOST[name] + 1)
     if name == "page_sizes":
         if not isinstance(value, list) or len(value) > _MOST_GROUPS:
             raise ValueError(f"page_sizes must be a list of at most {_MOST_GROUPS}")

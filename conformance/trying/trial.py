@@ -22,6 +22,7 @@ from ..calls.method import Method, perform
 from ..calls.pool import POOL
 from ..calls.queue import PAGE, QUEUE
 from ..calls.readings import SHOWS, page_views, readable
+from ..log.reading import MOST
 from ..log.values import KeyNumbers, result
 from ..machines.base import SPEC
 from ..machines.sides import Side
@@ -213,6 +214,7 @@ class Trial:
             self._change(call, row)
             return Said(entry, "", "", "", "")
         self._require_offered(call, row)
+        self._require_room(call)
         sides: tuple[Side, Side] = (self.spec, self.backend)
         for side in sides:
             self._turn_to(side, call)
@@ -256,6 +258,18 @@ class Trial:
             owner = attempt(lambda: self.backend.thing(target))
             if owner.error is None and not hasattr(owner.value, row.name):
                 raise FileError(f"the backend's {type(owner.value).__name__} does not offer {row.name}")
+
+    @staticmethod
+    def _require_room(call: Call) -> None:
+        """Refuses objects that would fill the memory, not sizes that the contract itself refuses."""
+        for name, value in call.arguments.items():
+            if (
+                call.target is None
+                and name in MOST
+                and isinstance(value, int | np.integer)
+                and MOST[name] < value < 2**31
+            ):
+                raise FileError(f"{name}={value}: a file of calls makes at most {MOST[name]}, by two implementations")
 
     def _change(self, call: Call, row: Method) -> None:
         """What an engine does with a request of its own: both sides have the same one."""

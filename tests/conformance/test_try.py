@@ -317,6 +317,7 @@ POOL = "pool = PagePool(4, True)\n"
         ("x = 9**9**9", "line 1: 9 ** 9 ** 9: an exponent must be an int from 0 to 64"),
         ("x = range(10**9)", "line 1: range(10 ** 9) has more than 1000000 entries"),
         ("x = np.zeros((10**5, 10**5))", "line 1: np.zeros((10 ** 5, 10 ** 5)) has more than 1000000 entries"),
+        ("pool = PagePool(2**30)", "line 1: num_pages=1073741824: a file of calls makes at most 1048576"),
         ("x = np.load('file')", "line 1: np.load is not known here"),
         ("x = CacheSalt(1, 2)", "line 1: CacheSalt(1, 2): TypeError: "),
         ("a = Request(1, [1])", "line 1: Request: request_id=1 must be a text"),
