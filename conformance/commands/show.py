@@ -75,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
     fault = next((number for number, frame in enumerate(made["frames"], 1) if frame[-1] is not None), None)
     seen = f"; the fault is in picture {fault:,}" if fault else ""
     sampled = f", one for {apart:,} {'steps' if args.steps else 'operations'}" if apart > 1 else ""
-    print(f"{args.output}: {len(made['frames']):,} pictures of {made['num_pages']:,} pages{sampled}{seen}")
+    whole = f"; -o {args.output.with_suffix('.json')} has more of them, for ui.perfetto.dev" if apart > 1 else ""
+    print(f"{args.output}: {len(made['frames']):,} pictures of {made['num_pages']:,} pages{sampled}{seen}{whole}")
     return FINE
 
 

@@ -23,7 +23,7 @@ from ..console.named import BadInputError, words_of
 from ..console.terminal import visible
 from ..console.writing import require_writable, write_file
 from ..report.document import header
-from ..trying.script import Entry, FileError, Rows, arguments_of, read_script
+from ..trying.script import Entry, FileError, Rows, arguments_of, made_by, read_script
 from ..trying.trial import Said, Trial
 from .check import DEVICES
 
@@ -209,7 +209,9 @@ def _lines(said: Said) -> list[str]:
     if not said.verdict:
         return lines
     if said.verdict != "deviates" and said.expected == said.observed:
-        return [*lines, f"  both           {said.expected}", f"  {said.verdict:13}  {said.clause}"]
+        made = made_by(said.entry.call)
+        shown = f"an object of class {made}" if said.expected == repr(made) else said.expected
+        return [*lines, f"  both           {shown}", f"  {said.verdict:13}  {said.clause}"]
     lines += [f"  specification  {said.expected}", f"  backend        {said.observed}"]
     for name, (right, seen) in said.differences.items():
         lines += [f"  after it, {name}", f"    must be      {right}", f"    is           {seen}"]

@@ -290,7 +290,9 @@ def test_of_a_long_log_some_operations_are_drawn(tmp_path: Path, capsys: pytest.
             recorded.allocate_slots(request, 3)
             recorded.free(request)
     assert main(["show", str(log), "-o", str(out)]) == 0
-    assert "1,564 pictures of 50 pages, one for 3 operations" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "1,564 pictures of 50 pages, one for 3 operations" in told
+    assert f"; -o {out.with_suffix('.json')} has more of them" in told
     text = out.read_text(encoding="utf-8")
     data = json.loads(text.split('id="data">')[1].split("</script>")[0])
     assert data["every"] == 3

@@ -235,6 +235,7 @@ def test_our_own_backends_conform(tried: Tried, backend: str, level: str, text: 
     status, out, err = tried(text, "--backend", backend, "--level", level)
     assert (status, err) == (0, ""), out
     assert "undecided" not in out
+    assert ("  both           an object of class " in out) == (text is not DEVICE), "pages are arrays there"
     assert ("page 1 mentioned 2 times" in out) == (text is EVERYTHING)
 
 
