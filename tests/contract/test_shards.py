@@ -147,27 +147,6 @@ def test_common_prefixes_are_those_of_the_shard(package: ModuleType) -> None:
     assert manager.get_num_common_prefix_pages(requests["c"], 1) == [1]
 
 
-def test_pages_of_no_shard_or_of_two_are_refused(package: ModuleType) -> None:
-    """POOL-12, R1."""
-    manager = _sharded(package, groups=[FULL, WINDOW])
-    pages = []
-    for shard in manager.shards:
-        request = PlainRequest("before", [1, 2, 3])
-        shard.allocate_slots(request, 2)
-        shard.free(request)
-        pages.append(shard.get_computed_pages(request)[0].pages)
-    stranger = package.PagePool(3, True).get_new_pages(1)
-    request = PlainRequest("r", [1, 2, 3])
-    for lists in ([pages[0][0], pages[1][1]], [stranger, stranger], [pages[0][0], stranger]):
-        with pytest.raises(ValueError, match=r"are not of one shard \[POOL-12\]$"):
-            manager.allocate_slots(request, 1, 2, package.CachePages(lists))
-    assert manager.allocate_slots(request, 1, 2, package.CachePages(pages[1])) is not None
-    assert manager.shard_of("r") == 1
-    request.num_computed_tokens = 3
-    with pytest.raises(ValueError, match=r"belongs to another pool \[R1\]$"):
-        manager.allocate_slots(request, 1, 2, package.CachePages(pages[0]))
-
-
 def test_a_reset_is_of_all_shards_or_of_none(package: ModuleType) -> None:
     """POOL-9, POOL-12."""
     manager = _sharded(package, placement="prefix", enable_events=True)
@@ -329,6 +308,16 @@ class Used:
 
     def admit(self, *lists: Any) -> Any:
         return self.manager.allocate_slots(self.request, 1, 2, self.package.CachePages(lists))
+
+
+def test_pages_of_a_shard_bring_a_request_there(package: ModuleType) -> None:
+    """POOL-12, R1: where it goes on, those of another shard are refused."""
+    at = Used(package)
+    assert at.admit(*at.pages[1]) is not None
+    assert at.manager.shard_of("r") == 1
+    at.request.num_computed_tokens = 3
+    with pytest.raises(ValueError, match=r"belongs to another pool \[R1\]$"):
+        at.admit(*at.pages[0])
 
 
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {

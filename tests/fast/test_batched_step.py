@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from kvproof import fast, spec
 from kvproof.fast.step import batched_step, small_step
 
+from ..spec.driven_managers import full, window
 from ..strategies import PlainRequest, group_mixes
 
 MAX_LEN = 20
@@ -224,17 +225,9 @@ def test_man_11_a_batch_is_the_single_calls_in_order(
         twins.compare()
 
 
-def _full(page_size: int) -> spec.CacheGroupSpec:
-    return spec.CacheGroupSpec(spec.FullAttentionSpec(page_size, 1, 8, "float32"))
-
-
-def _window(page_size: int, window: int) -> spec.CacheGroupSpec:
-    return spec.CacheGroupSpec(spec.SlidingWindowSpec(page_size, 1, 8, "float32", window))
-
-
 @pytest.mark.parametrize(
     "mix",
-    [[_full(1)], [_full(3)], [_full(4), _full(2)], [_full(2), _window(2, 5)], [_window(1, 3)]],
+    [[full(1)], [full(3)], [full(4), full(2)], [full(2), window(2, 5)], [window(1, 3)]],
     ids=["pages of 1", "pages of 3", "two sizes", "and a window", "a window"],
 )
 def test_pool_7_long_decodes_leave_tails_that_nobody_looks_at(mix: list[Any]) -> None:
@@ -255,9 +248,8 @@ def test_pool_7_long_decodes_leave_tails_that_nobody_looks_at(mix: list[Any]) ->
 
 def test_the_twins_meet_what_matters() -> None:
     happened: Counter[str] = Counter()
-    full = spec.CacheGroupSpec(spec.FullAttentionSpec(2, 1, 8, "float32"))
     for seed in range(20):
-        twins = Twins(seed, [full], 12, {"enable_events": True})
+        twins = Twins(seed, [full(2)], 12, {"enable_events": True})
         for _ in range(30):
             twins.source.choice([twins.admit, twins.step, twins.step, twins.leave])()
             twins.compare()
@@ -268,8 +260,7 @@ def test_the_twins_meet_what_matters() -> None:
 @pytest.mark.parametrize("tabled", [False, True])
 def test_man_11_a_page_is_told_of_who_took_it(tabled: bool) -> None:
     """Right after admission it is not worked out yet who needs one: here it is the second request."""
-    group = spec.CacheGroupSpec(spec.FullAttentionSpec(4, 1, 8, "float32"))
-    manager, tables = fast.CacheManager(10, [group], 16), fast.MultiGroupPageTable(2, 16, 8, [4])
+    manager, tables = fast.CacheManager(10, [full(4)], 16), fast.MultiGroupPageTable(2, 16, 8, [4])
     for row, length in enumerate((5, 4)):
         manager.allocate_slots(fast.Request(f"r{row}", list(range(length))), length)
         tables.add_row(manager.get_page_ids(f"r{row}"), row)
@@ -286,7 +277,7 @@ class Ready:
     """Two live requests of 4 and 3 tokens, pages of 2, with their rows."""
 
     def __init__(self) -> None:
-        self.manager = fast.CacheManager(10, [_full(2)], 8)
+        self.manager = fast.CacheManager(10, [full(2)], 8)
         self.tables = fast.MultiGroupPageTable(3, 8, 8, [2])
         for row, tokens in enumerate(([1, 2, 3, 4], [1, 2, 9])):
             request = spec.Request("ab"[row], tokens)
@@ -309,7 +300,7 @@ class Ready:
 )
 def test_r1_a_page_with_a_token_that_is_none(package: Any, few: int, token: Any, kind: type[Exception]) -> None:
     """In the second of two requests that list their tokens and fill a page; the first gets nothing either."""
-    manager = package.CacheManager(10, [_full(2)], 8)
+    manager = package.CacheManager(10, [full(2)], 8)
     requests = [PlainRequest(name, [1, 2, 3]) for name in "ab"]
     for request in requests:
         manager.allocate_slots(request, 3)
@@ -388,10 +379,7 @@ def _calls(act: Callable[[], object]) -> int:
 @pytest.mark.parametrize("mix", [["full"], ["full", "window"]], ids=["full", "full and window"])
 def test_man_11_a_step_costs_what_crosses_a_boundary(mix: list[str]) -> None:
     """Counted in calls: not the requests, nor their contexts, but those that need or fill a page."""
-    kinds = {
-        "full": spec.CacheGroupSpec(spec.FullAttentionSpec(16, 1, 8, "float32")),
-        "window": spec.CacheGroupSpec(spec.SlidingWindowSpec(16, 1, 8, "float32", 64)),
-    }
+    kinds = {"full": full(16), "window": window(16, 64)}
 
     def step_calls(num_requests: int, context: int, num_crossing: int) -> int:
         manager = fast.CacheManager(num_requests * (context // 8 + 8), [kinds[kind] for kind in mix], 1 << 16)
