@@ -31,6 +31,7 @@ __all__ = [
     "hash_request_tokens",
     "init_none_hash",
     "page_digest",
+    "root_of",
     "sha256",
     "token_tuple",
     "token_tuples",
@@ -49,10 +50,15 @@ def init_none_hash(seed: bytes | None = None, hash_function: HashFunction = sha2
     Returns:
         The root's digest.
     """
+    return root_of("seed", seed, hash_function)
+
+
+def root_of(name: str, seed: bytes | None, hash_function: HashFunction) -> bytes:
+    """`init_none_hash` of an argument that has a name of its own, which a refusal tells (R1)."""
     if seed is None:
         seed = os.urandom(32)
     if not isinstance(seed, bytes):
-        raise refusal(TypeError, "R1", f"seed must be bytes or None, not {type(seed).__name__}")
+        raise refusal(TypeError, "R1", f"{name} must be bytes or None, not {type(seed).__name__}")
     return digest_of(hash_function, _DOMAIN + seed)
 
 

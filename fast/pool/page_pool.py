@@ -33,7 +33,7 @@ from .contents import SavedContents, cached_state
 from .eviction import ReuseOrder
 from .free_order import FreeOrder
 from .free_queue import PoolFreeQueue
-from .hashing import PageHash, PageHashWithGroupId, init_none_hash
+from .hashing import PageHash, PageHashWithGroupId, root_of
 from .page_keys import PageKeys
 from .pages import CachePage, PageList, PageView, page_list, read_groups, read_pages
 from .pins import Pins
@@ -73,7 +73,7 @@ class PagePool(PoolCalls):
     log: PoolLog
 
     def _make_parts(self, hash_seed: bytes | None, hash_function: HashFunction) -> None:
-        root = init_none_hash(hash_seed, hash_function)
+        root = root_of("hash_seed", hash_seed, hash_function)
         self.index = PrefixIndex(self.num_pages)
         self._run_cell = self.index.run_cell
         watches = self.eviction != "lru"

@@ -26,7 +26,7 @@ from .contents import cached_state, restore_cached
 from .eviction import LruQueue, ReuseQueue
 from .free_order import FreeOrder
 from .free_queue import PoolFreeQueue
-from .hashing import PageHash, PageHashWithGroupId, init_none_hash, request_extra_keys
+from .hashing import PageHash, PageHashWithGroupId, request_extra_keys, root_of
 from .marks import Marks
 from .page_keys import PageKeys
 from .pages import CachePage, PageList, PageView
@@ -76,7 +76,7 @@ class PagePool(PoolCalls):
         self.free_order = FreeOrder(self.num_pages, _QUEUES[self.eviction](self.num_pages), self.index.key_of)
         self.lasting: set[int] = set()
         self.num_unreachable = 0
-        self.keys = PageKeys(hash_function, init_none_hash(hash_seed, hash_function))
+        self.keys = PageKeys(hash_function, root_of("hash_seed", hash_seed, hash_function))
         self.marks = Marks(self.keys)
         self.pins = Pins(self.max_pinned_pages, self.max_pinned_pages_per_salt, self.index.key_of)
         self.log = PoolLog(self.enable_events, self.counter_sampling)

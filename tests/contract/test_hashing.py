@@ -148,6 +148,13 @@ def test_hash_1_another_seed_gives_other_keys(package: ModuleType, values: list[
     assert len(set().union(*digests)) == sum(map(len, digests))
 
 
+def test_r1_a_seed_is_refused_under_the_name_that_it_was_given_by(package: ModuleType) -> None:
+    with pytest.raises(TypeError, match=r"^seed must be bytes or None, not str \[R1\]$"):
+        package.init_none_hash("s")
+    with pytest.raises(TypeError, match=r"^hash_seed must be bytes or None, not str \[R1\]$"):
+        package.PagePool(2, True, hash_seed="s")
+
+
 def test_hash_1_no_seed_draws_one_each_time(package: ModuleType) -> None:
     assert package.init_none_hash() != package.init_none_hash()
     pools = [package.PagePool(2, True) for _ in range(2)]
