@@ -84,7 +84,8 @@ def back_in_part_of_a_page(fast: ModuleType) -> SimpleNamespace:
 @seeded(OWN, "SWAP-1", "shards", also=("POOL-12", "R1"), by="ShardedCacheManager.free")
 def freed_on_the_first_shard(_: ModuleType, self: Any, request: Any, num_written: Any = None) -> Any:
     """A shard loses host pages: a request that is swapped out is on no shard, so that the first shard frees it."""
-    live = (shard for shard in self.shards if request.request_id in shard.coordinator.live.slot_of)
+    name = getattr(request, "request_id", None)
+    live = (shard for shard in self.shards if name in shard.coordinator.live.slot_of)
     return next(live, self.shards[0]).free(request, num_written)
 
 
