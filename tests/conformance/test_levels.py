@@ -78,6 +78,25 @@ def test_what_raises_is_told_at_level_sound(machine: str, method: str, clause: s
     assert "no device" in report.deviations[0].observed
 
 
+def test_requests_known_by_their_ids_alone_are_no_fault_at_level_sound() -> None:
+    """No engine hands over another object with the id of a live request; at level safe it is MAN-5."""
+    by_id: dict[str, Any] = {}
+
+    def allocate_slots(self: Any, request: Any, *arguments: Any, **options: Any) -> Any:
+        by_id[request.request_id] = request
+        return fast.CacheManager.allocate_slots(self, request, *arguments, **options)
+
+    def free(self: Any, request: Any, num_written: int | None = None) -> Any:
+        return fast.CacheManager.free(self, by_id.get(getattr(request, "request_id", ""), request), num_written)
+
+    backend = Backend("by id", with_manager(fast, allocate_slots=allocate_slots, free=free))
+    machine = MACHINES["safe-manager"]
+    sound = run_machine(machine, backend, 1, clauses=SOUND_CLAUSES, shrink_seconds=0, level="sound", examples=60)
+    safe = run_machine(machine, backend, 1, shrink_seconds=0, level="safe", examples=60)
+    assert not sound.deviations
+    assert {found.clause for found in safe.deviations} == {"MAN-5"}
+
+
 def test_a_pool_that_gives_too_few_pages_is_told_at_level_sound() -> None:
     def get_new_pages(self, num_pages):  # type: ignore[no-untyped-def]
         return fast.PagePool.get_new_pages(self, min(num_pages, 1))

@@ -1,8 +1,7 @@
 """Calls on the backend alone: answered, refused, and what it shows before and after."""
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from ...backends.levels import Level
 from ...calls.contrast import contrast, shown
@@ -14,8 +13,8 @@ __all__ = ["Alone"]
 
 Act = Callable[[Side], Any]
 
-_NOTICED = {"POOL-3": "POOL-2", "POOL-4": "POOL-2", "MAN-5": "MAN-2"}
-"""What level sound charges where a call without a mistake fails by a clause that it does not look at."""
+_NOTICED = {"POOL-3": "POOL-2", "MAN-5": "MAN-2"}
+"""What level sound charges where taking pages, or giving back those of a live request, fails: whoever calls notices."""
 
 
 def _as_it_is(value: Any) -> Any:
@@ -40,15 +39,8 @@ class Alone(Machine):
 
     # -- Calls --------------------------------------------------------------------------------------
 
-    def differ(self, clause: str, expected: str, observed: str, error: BaseException | None = None) -> NoReturn:
-        """See `Machine.differ`. At level sound a call that fails is told under a clause that is looked at."""
-        super().differ(self._noticed(clause), expected, observed, error)
-
-    def watched(self, clause: str, expected: str) -> AbstractContextManager[None]:
-        """See `Machine.watched`; charged as by `differ`."""
-        return super().watched(self._noticed(clause), expected)
-
-    def _noticed(self, clause: str) -> str:
+    def noticed(self, clause: str) -> str:
+        """What a call without a mistake that fails is charged to: at level sound to a clause that is looked at."""
         return clause if self.session.gives_bad_input else _NOTICED.get(clause, clause)
 
     def try_out(self, line: str, clause: str, act: Act, read: Callable[[Any], Any] = _as_it_is) -> Outcome:

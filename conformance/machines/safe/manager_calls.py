@@ -435,7 +435,7 @@ class ManagerCalls(ManagerModel):
         was_live, case.live = case.live, False
         answer = self.ask(
             f"manager.free({name}{told})",
-            clause,
+            self.noticed(clause) if was_live else clause,
             lambda side: side.manager.free(case.request, *(() if written is None else (written,))),
             lambda held: [] if held is None and written is None else sorted(map(str, held)),
         )
@@ -465,7 +465,9 @@ class ManagerCalls(ManagerModel):
 
     @operation
     def free_a_namesake(self, name: str) -> None:
-        """See `Admission.free_a_namesake`."""
+        """See `Admission.free_a_namesake`; no engine does this to itself."""
+        if not self.session.gives_bad_input:
+            return
         stranger = Request(name, self.cases[name].tokens)
         line = f"manager.free(<another request {name!r}>)"
         self.ask(line, "MAN-5", lambda side: side.manager.free(stranger), lambda held: held or [])

@@ -71,7 +71,7 @@ class SafePool(Alone):
             pool = side.names.get("PagePool")(num_pages, caching, **options)
             return {"pool": pool, "pages": page_views(pool, not self.lacks("queue"))}
 
-        self.build_backend(f"pool = PagePool({num_pages}, {caching}{shown})", "POOL-3", act)
+        self.build_backend(f"pool = PagePool({num_pages}, {caching}{shown})", self.noticed("POOL-3"), act)
         ids = sorted(self.backend.pages)
         self.compared("POOL-1")
         if ids != list(range(num_pages)):
@@ -163,7 +163,7 @@ class SafePool(Alone):
         count = 0 if data.rarely() and data.rarely() else data.whole(1, min(len(self.free), 4))
         if count > len(self.free):  # taken again, where fewer are
             raise Nothing
-        clause = "POOL-3" if count else "POOL-4"
+        clause = self.noticed("POOL-3") if count else "POOL-4"
         pages = self.ask(f"pool.get_new_pages({count})", clause, lambda side: side.pool.get_new_pages(count), _ids)
         if len(pages) != count or len(set(pages)) != count:
             self.differ(clause, f"{count} different pages", f"{pages}")
