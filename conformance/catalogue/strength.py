@@ -31,7 +31,7 @@ _SHORT = 12
 """A counterexample of more calls is looked for in the small worlds as well."""
 
 _SECONDS = 60.0
-"""How long an engine may take for an answer."""
+"""How long an engine may take for an answer, and a machine's step for its calls: some bugs go round for ever."""
 
 
 @dataclass(frozen=True)
@@ -192,4 +192,5 @@ def _caught(report: MachineReport, bug: SeededBug) -> list[tuple[Deviation, Mach
 def _run(bug: SeededBug, machine: str, seed: int, first: bool) -> MachineReport:
     """Runs one machine on a seeded bug; ``first``: whether the first deviation ends it."""
     backend: Any = load_backend(f"kvproof.conformance.catalogue:{bug.name}")
-    return run_machine(MACHINES[machine], backend, seed, **_PROFILE.search(first))
+    search = _PROFILE.search(first) | {"step_timeout": _SECONDS}
+    return run_machine(MACHINES[machine], backend, seed, **search)

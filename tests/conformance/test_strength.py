@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
+from kvproof import fast
+from kvproof.conformance.backends.loading import Backend
 from kvproof.conformance.backends.raising import Interrupted, interruptible
 from kvproof.conformance.calls.deviation import is_call
 from kvproof.conformance.catalogue import SEEDED_BUGS, SERVED_BUGS, strength
+from kvproof.conformance.catalogue.patching import with_pool
 from kvproof.conformance.catalogue.strength import Finding, Strength
 from kvproof.conformance.cli import main
 from kvproof.conformance.commands import strength as strength_command
@@ -103,3 +106,16 @@ def test_a_draw_that_is_taken_again_stays_within_what_can_be_drawn() -> None:
     with pytest.raises(UnrepeatableError):
         again.draw(st.integers(1, 3))
     assert again.drawn == [3, 1]
+
+
+def test_a_bug_that_goes_round_for_ever_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some do where what they broke is made short (room_made_list_by_list at seed 0)."""
+
+    def free_pages(self: Any, ordered_pages: Any) -> None:
+        while True:
+            self.usage = ordered_pages
+
+    monkeypatch.setattr(strength, "load_backend", lambda _: Backend("endless", with_pool(fast, free_pages=free_pages)))
+    monkeypatch.setattr(strength, "_SECONDS", 0.3)
+    found = strength.find_bug("double_mention", 0)
+    assert (found.caught, found.clause) == (True, "POOL-5")
