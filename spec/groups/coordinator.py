@@ -516,9 +516,10 @@ class CacheCoordinator(Uncopied):
         """
         restore_requests(self.live, self.held, self.page_pool, self.rules, parts["requests"], objects)
         restore_points(self.live, self.held, self.page_pool, parts)
-        kept = retention_of(parts)["kept"]
-        if kept.items() and not self.retention.judges:
-            raise kept.damaged("must name cached pages, where a group needs only part of a prefix")
+        retained = retention_of(parts)
+        for part in (retained["second"], retained["kept"]):
+            if part.items() and not self.retention.judges:
+                raise part.damaged("must name no page where no group needs only part of a prefix")
         for request_id, tokens in firsts_of(parts).items():
             if request_id in self.live.by_id:
                 self.live.by_id[

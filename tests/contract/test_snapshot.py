@@ -105,6 +105,27 @@ def test_a_live_request_keeps_its_junction(package: ModuleType, interval: int | 
         assert again.get_junction(second) == 4
 
 
+@pytest.mark.parametrize(
+    ("groups", "options"),
+    [
+        ([full(2)], {}),
+        ([window(2, 3)], {"enable_caching": False}),
+        ([full(2), chunked(2, 4)], {"retention_interval": None}),
+    ],
+    ids=["full attention", "without caching", "an interval of None"],
+)
+def test_pages_of_second_class_are_refused_where_none_is_judged(
+    package: ModuleType, groups: list[Any], options: dict[str, Any]
+) -> None:
+    """RET-3, MAN-14: no manager made the document. Only one package refused it."""
+    manager = package.CacheManager(9, groups, 12, hash_seed=b"s", **options)
+    snapshot = manager.snapshot() | {"version": 3}
+    kept = {"interval": None, "second": [], "kept": [], "points": [], "passed": []}
+    for name in ("second", "kept"):
+        with pytest.raises(ValueError, match=rf"snapshot: retention\.{name} .*\[MAN-14\]$"):
+            package.CacheManager.restore(snapshot | {"retention": kept | {name: snapshot["free"][:1]}}, [])
+
+
 def test_no_salt_is_in_a_snapshot_or_in_what_refuses_one(package: ModuleType) -> None:
     """SEC-2."""
     manager = _busy(package)
