@@ -120,7 +120,7 @@ def test_pages_of_second_class_are_refused_where_none_is_judged(
     """RET-3, MAN-14: no manager made the document. Only one package refused it."""
     manager = package.CacheManager(9, groups, 12, hash_seed=b"s", **options)
     snapshot = manager.snapshot() | {"version": 3}
-    kept = {"interval": None, "second": [], "kept": [], "points": [], "passed": []}
+    kept: dict[str, Any] = {"interval": None, "second": [], "kept": [], "points": [], "passed": []}
     for name in ("second", "kept"):
         with pytest.raises(ValueError, match=rf"snapshot: retention\.{name} .*\[MAN-14\]$"):
             package.CacheManager.restore(snapshot | {"retention": kept | {name: snapshot["free"][:1]}}, [])
