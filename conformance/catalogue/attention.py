@@ -314,7 +314,7 @@ def output_overwritten_too_early(*_: Any) -> None:
     by=in_tpu_kernels("tpu.attention:misses_pages"),
 )
 def pages_that_are_missing_are_copied(misses_pages: Any, *arguments: Any) -> Any:
-    """A decode kernel copies from whatever page id stands in the table, -1 too: from in front of the cache (ours)."""
+    """A decode kernel copies from every page id in the table, from -1 too: memory in front of the cache (ours)."""
     return misses_pages(*arguments) & False
 
 

@@ -141,7 +141,7 @@ def _with_index(fast: ModuleType, members: Callable[[type[Any]], dict[str, Any]]
     by=_with_index,
 )
 def joined_across_extra_keys(base: type[Any]) -> dict[str, Any]:
-    """What follows at a run's end is joined to it by its tokens alone, whatever extra keys it stands under.
+    """What follows at a run's end is joined to it by its tokens alone, though it stands under other extra keys.
 
     So that text hits the pages of an image of the same placeholder tokens.
     """

@@ -36,7 +36,7 @@ def negative_get_new_pages(fast: ModuleType) -> SimpleNamespace:
 def negative_popleft_n(fast: ModuleType, self: Any, n: Any) -> Any:
     """Taking -1 pages raises the queue's count, and later more are taken than there are (vllm-ascend 14283)."""
     if whole(n) and n < 0:
-        self._count -= int(n)  # lowered by n, whatever n is; then a loop over range(n) takes nothing
+        self._count -= int(n)  # lowered by any n, a negative one too; then a loop over range(n) takes nothing
         return []
     taken = fast.FreeCachePageQueue.popleft_n(self, n)
     return taken + [self.fake_free_list_tail] * (n - len(taken))

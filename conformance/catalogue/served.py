@@ -488,7 +488,7 @@ def copied_before_it_is_written(plan: Any) -> Any:
 
 @seeded(33, "ENG-1", "engine", by="MultiGroupPageTable.__getitem__")
 def one_table_for_all_layers(_: ModuleType, self: Any, group: int) -> Any:
-    """Whatever group a layer is of, the first group's table is read: what others allocate is never used (EasyDeL)."""
+    """A layer of any group reads the first group's table: the pages of the other groups are never used (EasyDeL)."""
     del group
     return self.page_tables[0]
 

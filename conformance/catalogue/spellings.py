@@ -84,7 +84,7 @@ def wide_rows_read_as_narrow(fast: ModuleType) -> SimpleNamespace:
 
 @seeded(FORESEEN, "TAB-2", "table", also=("R1",))
 def strided_pages_read_as_contiguous(fast: ModuleType) -> SimpleNamespace:
-    """Page ids of a strided array are read by their address: whatever lies between them enters the row."""
+    """Page ids of a strided array are read by their address: the numbers between them enter the row."""
 
     def add_row(self: Any, page_ids: Any, row_idx: Any) -> None:
         read = _as_contiguous(page_ids)

@@ -31,7 +31,7 @@ def counted_before_raising(fast: ModuleType, self: Any, page_ids: Any, row_idx: 
     pages = list(page_ids)
     try:
         fast.PageTable.append_row(self, pages, row_idx)
-    except ValueError:  # they don't fit; whatever else is wrong raises another error
+    except ValueError:  # they don't fit; any other fault raises another error
         if len(pages) > 1:
             self._counts[row_idx] += len(pages)
         raise
