@@ -90,6 +90,8 @@ def test_modules_stand_in_rooms() -> None:
     assert {place for package in PACKAGES for place in _places(package) if "/" not in place} == {"clauses"}
     ways_in = {"__main__", "cli", "pytest_plugin", "test_conformance"}
     assert {place for place in _places("conformance") if "/" not in place} == ways_in
+    files = {file.name for file in (ROOT / "conformance").iterdir() if file.is_file()}
+    assert files == {"__init__.py", *(f"{place}.py" for place in ways_in)}
 
 
 @pytest.mark.parametrize(
