@@ -19,9 +19,10 @@ from kvproof.spec.pool.page_keys import PageKeys
 
 from ..bench.eviction import families
 from ..strategies import PlainRequest
-from .pool_lockstep import EXTRAS
 
 FAMILIES = families(seed=0)
+
+EXTRAS: list[Any] = [(), (), (spec.CacheSalt("a"),), (spec.CacheSalt("b"), spec.MultimodalItem(b"a", 3, 4))]
 
 
 def _alike(pools: Sequence[Any]) -> None:
