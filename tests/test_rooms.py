@@ -42,6 +42,7 @@ ALONE = {
     "fast/index/parts": "the index is fast's own: spec has a dict",
     "fast/index/prefix_index": "the index is fast's own: spec has a dict",
     "fast/index/runs": "the index is fast's own: spec has a dict",
+    "fast/pool/ghosts": "the contents evicted lately as an array; a dict of eviction in spec",
     "fast/pool/free_log": "the free pages of one priority as an array; part of free_order in spec",
     "fast/pool/page_log": "the queues of an eviction policy as arrays; dicts of eviction in spec",
     "fast/pool/retained_log": "the free pages of second class as an array; part of free_order in spec",

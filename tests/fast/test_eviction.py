@@ -106,7 +106,7 @@ def test_marks_are_those_of_the_specification(
 def test_a_log_of_batches_is_a_stack_of_queues(data: st.DataObject) -> None:
     num_pages = 90
     cell = PageLog.places(num_pages)
-    log, other = BatchLog(cell), PageLog(cell)
+    log, other = BatchLog(cell, 1), PageLog(cell, 2)
     batches: list[tuple[int, list[int]]] = []
     once: list[int] = []
     free = list(range(1, num_pages))
