@@ -148,14 +148,12 @@ class ReuseOrder:
             if self._empty.num:
                 pages.append(self._empty.take_one())
             elif self._front.num or self._turnovers is None:
-                pages += (chunk := self._chunk(count - len(pages)).tolist())
-                self._evicted_few(chunk)
+                pages += (taken := self._chunk(count - len(pages)).tolist())
+                self._evicted_few(taken)
             else:
                 queue, bound = self._level_in_turn(self._turnovers * self._size)
-                freed_at, first = self._freed_cell, len(pages)
-                while len(pages) < count and queue.num and freed_at[queue.first()] < bound:
-                    pages.append(queue.take_one())
-                self._evicted_few(pages[first:])
+                pages += (taken := queue.take_while(self._freed_cell, bound, count - len(pages)))
+                self._evicted_few(taken)
         return pages
 
     def evicted_one(self, page: int) -> None:

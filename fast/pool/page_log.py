@@ -106,6 +106,23 @@ class PageLog:
         self.num -= 1
         return page
 
+    def take_while(self, times: "memoryview[int]", bound: int, most: int) -> list[int]:
+        """Takes the first pages, at most ``most`` of them, as long as their ``times`` are below ``bound``."""
+        cell, head = self._cell, self.head
+        pages: list[int] = []
+        for _ in range(min(most, self.num)):
+            page = cell[head]
+            while not page:
+                head += 1
+                page = cell[head]
+            if times[page] >= bound:
+                break
+            pages.append(page)
+            head += 1
+        self.head = head
+        self.num -= len(pages)
+        return pages
+
     def put_one(self, page: int) -> None:
         """Puts a page behind the last. O(1) amortised."""
         if self.tail == len(self._log):
