@@ -243,8 +243,11 @@ def _turn_of_several(cfgs: Any, name: str, kv_dtype: Any) -> Turn:
     return Turn(name, sequences * cfgs.bkv_sz, 1, _key_bytes(kv_dtype), 1, blocks=sequences)
 
 
-def compile_mla_v2(device: str, page: int, transposed: bool = False) -> Turn:
+def compile_mla_v2(device: str, page: int, transposed: bool = False, block: int | None = None) -> Turn:
     """MLA v2, decoding several sequences a turn; with keys transposed it takes pages of multiples of 128.
+
+    It has no block sizes tuned for these shapes: its default is three pages of each of four sequences, however large
+    pages are. ``block`` is how many keys of a sequence are asked for instead.
 
     Raises:
         NotCounted: it is not installed, or doesn't take pages of this size.
@@ -270,7 +273,6 @@ def compile_mla_v2(device: str, page: int, transposed: bool = False) -> Turn:
                 tuned.TuningKey(
                     case,
                     NUM_SEQS,
-                    MLA_DIMS,
                     MLA_HEADS,
                     LATENT_DIM,
                     ROTARY_DIM,
@@ -284,17 +286,18 @@ def compile_mla_v2(device: str, page: int, transposed: bool = False) -> Turn:
             )
             for case in ("batched_decode", "mixed")
         )
+        pages = block // page if block else decoding.num_kv_pages_per_block
         call = partial(
             mla.mla_ragged_paged_attention,
             sm_scale=0.1,
-            num_kv_pages_per_block=(decoding.num_kv_pages_per_block, *[mixed.num_kv_pages_per_block] * 2),
+            num_kv_pages_per_block=(pages, *[mixed.num_kv_pages_per_block] * 2),
             num_queries_per_block=(decoding.num_queries_per_block, *[mixed.num_queries_per_block] * 2),
             decode_batch_size=decoding.decode_batch_size,
             mixed_q_split=mixed.q_split,
             transpose_kv_cache=transposed,
         )
         aot.compile_for(device, call, *shapes, *_page_table(page), *counts)
-    pages, sequences = decoding.num_kv_pages_per_block, decoding.decode_batch_size
+    sequences = decoding.decode_batch_size
     name = f"MLA-bd-bq_1-bkvp_{pages}-p_{page}-bsz_{sequences}"
     # The loops that start copies write the new token's page; those of the pages that are read are unrolled.
     keys = sequences * pages * page
@@ -314,6 +317,7 @@ PEERS: dict[str, Callable[[str, int], Turn]] = {
     "prefill-jax": partial(compile_jax, num_tokens=PREFILL_TOKENS),
     "prefill-rpa-v3": partial(compile_rpa_v3, num_tokens=PREFILL_TOKENS),
     "mla-v2": compile_mla_v2,
+    "mla-v2-block-1024": partial(compile_mla_v2, block=1024),
     "mla-v2-transposed": partial(compile_mla_v2, transposed=True),
 }
 """What compiles each kernel of others, for a device and a page size."""
