@@ -140,8 +140,7 @@ def result(kind: str, value: Any, keys: KeyNumbers) -> Any:
         case "events":
             return [keys.event(told) for told in value]
         case "counters":
-            counted = [field.name for field in fields(CacheCounters) if hasattr(value, field.name)]
-            return {name: plain(getattr(value, name)) for name in counted}
+            return {field.name: plain(getattr(value, field.name)) for field in fields(CacheCounters)}
         case "array":
             return _array(np.asarray(value))
         case "batch":

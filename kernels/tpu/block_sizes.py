@@ -22,14 +22,20 @@ class DecodeBlocks(NamedTuple):
 
     Attributes:
         tokens: tokens of a block, a power of two and at least 128.
-        buffers: blocks in VMEM: one is read, the others are in flight.
+        buffers: blocks in VMEM, at least 3: of one the keys are read, of the one before the values, the others are in
+            flight.
         short: smaller numbers of tokens, rising, for which the kernel has code of its own: it is taken where no block
             of a round has more tokens.
     """
 
     tokens: int
-    buffers: int = 3
+    buffers: int = 4
     short: tuple[int, ...] = ()
+
+    @property
+    def ahead(self) -> int:
+        """Blocks that are in flight where one of them is waited for."""
+        return self.buffers - 2
 
 
 _WORD_ROW = 512
@@ -44,7 +50,7 @@ _BLOCK_PAGES = 64
 _IN_FLIGHT = 2**20
 """Bytes that should be in flight while a block is waited for."""
 
-_MOST_BUFFERS = 5
+_MOST_BUFFERS = 6
 
 
 def device_kind() -> str:
@@ -93,7 +99,7 @@ def blocks_of_keys(tokens: int, groups: int) -> DecodeBlocks:
     ahead = -(-_IN_FLIGHT // (_WORD_ROW * groups * tokens))
     return DecodeBlocks(
         tokens,
-        buffers=min(max(2 + ahead, 3), _MOST_BUFFERS),
+        buffers=min(max(3 + ahead, 4), _MOST_BUFFERS),
         short=tuple(size for size in (128, 256) if size < tokens),
     )
 
@@ -102,11 +108,11 @@ def blocks_of_drafts(blocks: DecodeBlocks, page_size: int) -> DecodeBlocks:
     """The block sizes where sequences have several query tokens: longer blocks, and less code for short ones. O(1).
 
     The latency of softmaxes over many rows is hidden in long blocks only: for 8 query tokens on v6e, blocks of 256, 512
-    and 1,024 tokens take 394, 302 and 275 bundles for 128 tokens.
+    and 1,024 tokens took 394, 302 and 275 bundles for 128 tokens.
 
     Args:
         blocks: the sizes for one query token.
         page_size: slots of a page.
     """
     tokens = min(2 * blocks.tokens, max(1024, blocks.tokens), max(_BLOCK_PAGES * page_size, blocks.tokens))
-    return DecodeBlocks(tokens, 3, short=(256,) if tokens > 256 else ())
+    return DecodeBlocks(tokens, short=(256,) if tokens > 256 else ())

@@ -97,6 +97,9 @@ def decode(
                 pltpu.VMEM(state, jnp.float32),
                 pltpu.VMEM(state, jnp.float32),
                 pltpu.VMEM((*state[:2], 2 * LANES), jnp.float32),
+                pltpu.VMEM((*state[:2], work.tokens), jnp.float32),
+                *[pltpu.VMEM((cache[1].shape[2], work.tokens), jnp.float32) for _ in range(int(work.scaled))],
+                pltpu.SMEM((3, 1 + work.blocks.buffers + work.blocks.ahead), jnp.int32),
                 pltpu.SemaphoreType.DMA((work.blocks.buffers,)),
             ],
         ),
@@ -127,7 +130,9 @@ def _schedule(
     first_page = first_key(lens - counts, options) // work.page_size
     live = lens - first_page * work.page_size
     items = _filled(jnp.where(decoded, jnp.maximum(-(-live // work.tokens), 1), 0), work)
-    rounds = -(-jnp.sum(items.reshape(work.steps, work.rows), axis=1, dtype=jnp.int32) // work.blocks.buffers)
+    blocks = jnp.sum(items.reshape(work.steps, work.rows), axis=1, dtype=jnp.int32)
+    # The values of the last block are added where one more would be scored.
+    rounds = jnp.where(blocks == 0, 0, blocks // work.blocks.buffers + 1)
     table = _filled(page_table[:taken], work).reshape(work.steps, 1, -1)
     table = jnp.pad(table, ((0, 0), (0, 0), (0, work.table_words - table.shape[2])))
     of_sequences = [live]

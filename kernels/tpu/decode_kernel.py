@@ -3,11 +3,13 @@
 Blocks    A sequence's live tokens are cut into blocks; the blocks of all sequences of a grid step form one flat list. A
           block's pages are copied from HBM one by one, its bytes waited for once. The code is unrolled over the
           buffers, which are allocations of their own: the compiler then sees that copies into one don't touch what is
-          read from another; one pass over them is a round. With three buffers the block after the one waited for is in
+          read from another; one pass over them is a round. With four buffers the block after the one waited for is in
           flight at every wait.
-Round     One stretch of code without branches. For each block: wait; scores of all pairs of heads; start the copies of
-          the block ahead; softmax; weigh the values; write what the output would be if this were the last block. So the
-          scalar work of the copies is issued beside the pushes into the matrix unit, which are what binds.
+Round     One stretch of code without branches. For each block: wait; scores of all pairs of heads; softmax of the block
+          before it, weigh its values, write what the output would be if it were the last; start the copies of a block
+          ahead, into a buffer that was done with one block ago. So the latency of one block's softmax is hidden beside
+          the products of the next, and the scalar work of the copies beside the pushes into the matrix unit. The
+          scores of a round's last block are kept in memory for the next round.
 Pairs     Keys of two heads, side by side, are the stationary operand `[tokens, 256]`, and so are values; the queries
           are a block-diagonal matrix `[2GQ, 256]`. Scores then come out as full tiles `[2G, tokens]` of 8 sublanes
           where G = 4, and matrix units of 256 columns are filled. Of the weighed values `[2G, 256]` each head keeps
@@ -16,12 +18,11 @@ Softmax   In powers of two, in the units of `score_units`. The largest score of 
           block: it is the only step across lanes; the sum of the weights stays one per lane until the output.
 Dead      Scores of dead columns are masked; values of dead rows are zeroed, for zero times NaN is NaN: what stands in
           dead slots, or in a buffer from another sequence, can't show (ATT-3).
-Short     Where no block that a round works with has more live tokens than a smaller size, code for that size is run,
-          in which each block is scored while the one before is weighed.
+Short     Where no block that a round works with has more live tokens than a smaller size, code for that size is run.
 """
 
 from collections.abc import Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -32,7 +33,18 @@ from jax.experimental import pallas as pl
 from ..layout import LANES
 from ..score_units import exponent_unit, scores_of
 from .decode_plan import DecodePlan
-from .decode_walk import Place, Ref, Work, first_place, next_place, read_range, start_block, wait_block
+from .decode_walk import (
+    Place,
+    Ref,
+    Work,
+    first_place,
+    next_place,
+    read_places,
+    read_range,
+    start_block,
+    wait_block,
+    write_places,
+)
 from .words import combined_row, live_words, load_words, token_of
 
 __all__ = ["decode_kernel"]
@@ -67,20 +79,25 @@ def decode_kernel(plan: DecodePlan, *refs: Ref) -> None:
         largest=next(at),
         sums=next(at),
         weighed=next(at),
+        scores=next(at),
+        token_scales=next(at) if plan.scaled else None,
+        places=next(at),
         arrived=next(at),
     )
     clear_output(work)
-    ahead = plan.blocks.buffers - 1
-    window = [first_place(work)]
-    for _ in range(2 * ahead):
+    keep_scores(work, 0, None)
+    nothing = jnp.int32(0)
+    window = [Place(nothing, nothing, nothing), first_place(work)]
+    while len(window) <= plan.blocks.buffers + plan.blocks.ahead:
         window.append(next_place(work, window[-1]))
-    for buffer in range(ahead):
-        start_block(work, window[buffer], buffer, plan.tokens)
+    for buffer in range(plan.blocks.ahead):
+        start_block(work, window[1 + buffer], buffer, plan.tokens)
+    write_places(work, window)
 
-    def turn(_: jax.Array, places: tuple[Place, ...]) -> tuple[Place, ...]:
-        return run_round(work, places)
+    def turn(_: jax.Array, size: jax.Array) -> jax.Array:
+        return run_round(work, size)
 
-    lax.fori_loop(0, rounds[pl.program_id(0)], turn, tuple(window))
+    lax.fori_loop(0, rounds[pl.program_id(0)], turn, size_of(work, window))
 
 
 def clear_output(work: Work) -> None:
@@ -92,77 +109,46 @@ def clear_output(work: Work) -> None:
     lax.fori_loop(0, work.plan.rows, clear, None)
 
 
-def run_round(work: Work, window: tuple[Place, ...]) -> tuple[Place, ...]:
-    """One block in each buffer, by code for the smallest size that all blocks it works with fit into.
+def run_round(work: Work, size: jax.Array) -> jax.Array:
+    """Scores one block in each buffer, and adds the values of the one before each.
 
     Args:
-        work: what to work with.
-        window: the blocks of this round and those that follow, up to the last whose copies are started in it.
+        work: what to work with; its places are the block that the round before has scored, those that this one scores,
+            and those that it starts the copies of.
+        size: which of the block's sizes they all fit into, as `size_of` says.
 
     Returns:
-        the window of the next round.
+        the size of the next round, to which the places are moved on.
     """
     blocks = work.plan.blocks
-    longest = window[0].live
-    for place in window[1:]:
-        longest = jnp.maximum(longest, place.live)
 
-    def run(size: int) -> tuple[Place, ...]:
-        (one_by_one if size == blocks.tokens else overlapped)(work, size, window)
+    def run(size: int) -> jax.Array:
         # Within the branch, so that this scalar work, too, is issued beside the vector unit's.
-        places = list(window[blocks.buffers :])
-        previous = window[-1]
-        while len(places) < len(window):
-            previous = next_place(work, previous)
-            places.append(previous)
-        return tuple(places)
+        window = read_places(work)
+        before = kept_scores(work, size)
+        for buffer in range(blocks.buffers):
+            wait_block(work, window[1 + buffer], buffer)
+            scored = score_block(work, size, window[1 + buffer], buffer)
+            add_block(work, size, window[buffer], (buffer - 1) % blocks.buffers, before)
+            start_block(work, window[1 + buffer + blocks.ahead], (buffer + blocks.ahead) % blocks.buffers, size)
+            before = scored
+        keep_scores(work, size, before)
+        following = window[blocks.buffers :]
+        while len(following) < len(window):
+            following.append(next_place(work, following[-1]))
+        write_places(work, following)
+        return size_of(work, following)
 
     if not blocks.short:
         return run(blocks.tokens)
-    too_short = [(longest > size).astype(jnp.int32) for size in blocks.short]
-    chosen: tuple[Place, ...] = lax.switch(
-        sum(too_short, jnp.int32(0)), [partial(run, size) for size in (*blocks.short, blocks.tokens)]
-    )
+    chosen: jax.Array = lax.switch(size, [partial(run, tokens) for tokens in (*blocks.short, blocks.tokens)])
     return chosen
 
 
-def one_by_one(work: Work, size: int, window: Sequence[Place]) -> None:
-    """A round of long blocks, one after the other.
-
-    Args:
-        work: what to work with.
-        size: tokens to look at of each block, at least as many as are live.
-        window: the blocks: those of the round, and those to start in it.
-    """
-    buffers = work.plan.blocks.buffers
-    for buffer in range(buffers):
-        wait_block(work, window[buffer], buffer)
-        scored = score_block(work, size, window[buffer], buffer)
-        start_block(work, window[buffer + buffers - 1], (buffer - 1) % buffers, size)
-        add_block(work, size, window[buffer], buffer, scored)
-
-
-def overlapped(work: Work, size: int, window: Sequence[Place]) -> None:
-    """A round of short blocks: each is scored beside the softmax of the one before, whose latency would show.
-
-    Long blocks hide it by themselves, and would have to keep more numbers than there are registers.
-
-    Args:
-        work: what to work with.
-        size: tokens to look at of each block, at least as many as are live.
-        window: the blocks: those of the round, and those to start in it.
-    """
-    buffers = work.plan.blocks.buffers
-    before = None
-    for buffer in range(buffers):
-        wait_block(work, window[buffer], buffer)
-        scored = score_block(work, size, window[buffer], buffer)
-        if before is not None:
-            add_block(work, size, window[buffer - 1], buffer - 1, before)
-        start_block(work, window[buffer + buffers - 1], (buffer - 1) % buffers, size)
-        before = scored
-    assert before is not None
-    add_block(work, size, window[buffers - 1], buffers - 1, before)
+def size_of(work: Work, window: Sequence[Place]) -> jax.Array:
+    """Which size of blocks is the smallest that all places fit into: `i32[]`, counted from the shortest."""
+    longest = reduce(jnp.maximum, [place.live for place in window])
+    return sum([(longest > tokens).astype(jnp.int32) for tokens in work.plan.blocks.short], jnp.int32(0))
 
 
 class Scored(NamedTuple):
@@ -175,6 +161,27 @@ class Scored(NamedTuple):
 
     scores: list[jax.Array]
     scales: jax.Array | None
+
+
+def keep_scores(work: Work, size: int, scored: Scored | None) -> None:
+    """Keeps what a round knows of its last block for the next, which may look at more of it: at dead tokens."""
+    rest = work.plan.tokens - size
+    for pair in range(work.plan.pairs):
+        if scored is not None:
+            work.scores[pair, :, :size] = scored.scores[pair]
+        if rest:
+            work.scores[pair, :, size:] = jnp.full((work.plan.query_rows, rest), _MASKED, jnp.float32)
+    if work.token_scales is not None:
+        if scored is not None and scored.scales is not None:
+            work.token_scales[:, :size] = scored.scales
+        if rest:
+            work.token_scales[:, size:] = jnp.zeros((work.token_scales.shape[0], rest), jnp.float32)
+
+
+def kept_scores(work: Work, size: int) -> Scored:
+    """What `keep_scores` has kept, of a block's first tokens; at first of an empty block."""
+    scores = [work.scores[pair, :, :size] for pair in range(work.plan.pairs)]
+    return Scored(scores, None if work.token_scales is None else work.token_scales[:, :size])
 
 
 def score_block(work: Work, size: int, place: Place, buffer: int) -> Scored:

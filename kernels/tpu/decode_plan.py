@@ -159,7 +159,8 @@ class DecodePlan:
         block = self.tokens * (numbers // self.packing + int(self.scaled) * LANES) * 4
         lines = self.pairs * -(-self.query_rows // 8) * 8
         queries = self.rows * lines * (2 * LANES + self.output_columns) * 2
-        return self.blocks.buffers * block + 2 * queries + lines * 4 * LANES * 4 + 12 * 2**20
+        state = lines * (4 * LANES + self.tokens) * 4 + int(self.scaled) * self.layout.combined_rows * self.tokens * 4
+        return self.blocks.buffers * block + 2 * queries + state + 12 * 2**20
 
 
 def _heads_per_pair(layout: CacheLayout) -> int:

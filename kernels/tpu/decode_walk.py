@@ -13,7 +13,18 @@ from jax.experimental.pallas import tpu as pltpu
 from ..layout import LANES
 from .decode_plan import DecodePlan
 
-__all__ = ["Place", "Ref", "Work", "first_place", "next_place", "read_range", "start_block", "wait_block"]
+__all__ = [
+    "Place",
+    "Ref",
+    "Work",
+    "first_place",
+    "next_place",
+    "read_places",
+    "read_range",
+    "start_block",
+    "wait_block",
+    "write_places",
+]
 
 Ref = Any
 
@@ -41,6 +52,10 @@ class Work(NamedTuple):
         largest: `f32[pairs, query rows, 128]`: the largest score of a row so far, the same in all lanes.
         sums: `f32[pairs, query rows, 128]`: sums of weights, one per lane.
         weighed: `f32[pairs, query rows, 256]`: values, weighed and added.
+        scores: `f32[pairs, query rows, tokens]`: of the last block of the round before; of dead tokens as if masked.
+        token_scales: `f32[2H, tokens]`, or None: its scales; zero of dead tokens.
+        places: `i32[3, 1 + buffers + ahead]`: the fields of `Place` of the last block of the round before, of those of
+            this round and of those whose copies it starts. In memory, as there are more than registers.
         arrived: a semaphore for each buffer.
     """
 
@@ -60,6 +75,9 @@ class Work(NamedTuple):
     largest: Ref
     sums: Ref
     weighed: Ref
+    scores: Ref
+    token_scales: Ref | None
+    places: Ref
     arrived: Ref
 
 
@@ -93,6 +111,18 @@ def next_place(work: Work, place: Place) -> Place:
         block=jnp.where(ends, (place.row == last).astype(jnp.int32), place.block + 1),
         live=jnp.where(ends, work.live[sequence(work, place.row) + 1], left),
     )
+
+
+def read_places(work: Work) -> list[Place]:
+    """The last block of the round before, those of this round, and those whose copies are started in it."""
+    return [Place(*(work.places[field, at] for field in range(3))) for at in range(work.places.shape[1])]
+
+
+def write_places(work: Work, window: Sequence[Place]) -> None:
+    """Notes what `read_places` says in the next round."""
+    for at, place in enumerate(window):
+        for field, number in enumerate(place):
+            work.places[field, at] = number
 
 
 def sequence(work: Work, row: jax.Array) -> jax.Array:
