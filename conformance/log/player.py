@@ -1,5 +1,6 @@
 """Makes the calls of a log on one side or on two, requests brought to what they said before each call."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,11 @@ _SEED = b"kvproof log"
 @dataclass(frozen=True, eq=False)
 class Stranger:
     """Stands for an argument that has no form in a log: no call takes it for anything."""
+
+
+def _strange(value: Mapping[str, Any]) -> Any:
+    """What stands for an argument that a log has by its type alone: those of floats are not finite."""
+    return math.nan if value.get("type") == "float" else Stranger()
 
 
 class RecordedError(Exception):
@@ -162,7 +168,7 @@ class Side:
     def argument(self, thing: Thing, kind: str, value: Any, operation: Operation) -> Any:
         """An argument as this side's objects know it."""
         if isinstance(value, dict) and "type" in value:
-            return Stranger()
+            return _strange(value)
         match kind:
             case "request":
                 return self.requests[value["r"]]
@@ -207,7 +213,7 @@ def _pages(thing: Thing, ids: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return Stranger()
+        return _strange(value)
     return [_plain(entry) for entry in value] if isinstance(value, list) else value
 
 
@@ -292,6 +298,12 @@ class Player:
         """Brings the requests of a call to what they said when it was made."""
         for number, known in operation.told:
             self._set_tokens(number, known)
+        running = operation.arguments.get("running")
+        if isinstance(running, list):
+            for request in self.requests:
+                request.status = EngineRequestStatus.WAITING
+            for number in running:
+                self._request(number).status = EngineRequestStatus.RUNNING
         for name in ("request", "origin"):
             told = operation.arguments.get(name)
             if told is None or (isinstance(told, dict) and "type" in told):
@@ -301,12 +313,6 @@ class Player:
             request = self._set_tokens(told["r"], told.get("known"))
             request.num_computed_tokens = told.get("computed", 0)
             request.status = EngineRequestStatus.RUNNING if told.get("running") else EngineRequestStatus.WAITING
-        running = operation.arguments.get("running")
-        if isinstance(running, list):
-            for request in self.requests:
-                request.status = EngineRequestStatus.WAITING
-            for number in running:
-                self._request(number).status = EngineRequestStatus.RUNNING
 
     def _request(self, number: Any) -> Request:
         if not isinstance(number, int) or not 0 <= number < len(self.requests):

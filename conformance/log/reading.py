@@ -152,6 +152,8 @@ class EntryReader:
             result = _groups(result)
         elif row is not None and row.result.log == "hit" and isinstance(result, list) and result:
             result[0] = _groups(result[0])
+        elif row is not None and row.result.log == "batch" and error is None:
+            result = _batch(result)
         self._operations += 1
         return Operation(self._operations, number, method, arguments, (), result, error)
 

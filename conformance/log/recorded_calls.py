@@ -18,6 +18,7 @@ from .values import (
     encode,
     encoded,
     groups_text,
+    is_listed,
     listed,
     outcome_text,
     page_ids,
@@ -110,7 +111,8 @@ def _pages(value: Any) -> str:
 
 
 def _groups(value: Any) -> str:
-    return encode(list(map(page_ids, value)) if isinstance(value, list | tuple) else page_ids(value))
+    lists = isinstance(value, list | tuple) or (is_listed(value) and not hasattr(value, "page_ids"))
+    return encode(list(map(page_ids, value)) if lists else page_ids(value))
 
 
 def _hits(value: Any) -> str:
@@ -144,8 +146,10 @@ def materialised(value: Any) -> Any:
         return value
     if hasattr(value, "__next__"):
         value = list(value)
-    if isinstance(value, list | tuple) and any(hasattr(entry, "__next__") for entry in value):
-        value = [materialised(entry) for entry in value]
+    if isinstance(value, list | tuple) or (is_listed(value) and not hasattr(value, "page_ids")):
+        entries = [materialised(entry) for entry in value]
+        if any(read is not entry for read, entry in zip(entries, value, strict=True)):
+            return entries
     return value
 
 
@@ -332,6 +336,7 @@ def record_slots(writer: LogWriter, number: int, manager: Any, otherwise: Record
     allocate, refused, notes, requests = manager.allocate_slots, otherwise.refused, writer.slots, writer.requests
     note, flush, told, all_known, most = notes.extend, writer.flush, requests.told, requests.known, SLOTS * MOST_NOTED
     lasting, empty = _returns_immutable_pages(manager), manager.create_empty_page_list().pages
+    no_hits = 0  # compared by identity: what else is false, such as None, is for the manager to refuse
 
     @functools.wraps(allocate)
     def allocate_slots(
@@ -346,7 +351,7 @@ def record_slots(writer: LogWriter, number: int, manager: Any, otherwise: Record
         if delay_cache_pages is not False or writer.failure is not None:
             given = request, num_new_tokens, num_new_computed_tokens, new_computed_pages, num_lookahead_tokens
             return otherwise(*given, delay_cache_pages, **more)
-        if new_computed_pages is not None or num_new_computed_tokens:
+        if new_computed_pages is not None or num_new_computed_tokens is not no_hits:
             given = request, num_new_tokens, num_new_computed_tokens, new_computed_pages, num_lookahead_tokens
             if type(num_new_tokens) is type(num_new_computed_tokens) is type(num_lookahead_tokens) is int:
                 return with_hits(*given, **more)

@@ -8,7 +8,7 @@ import struct
 import sys
 import zlib
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set, ValuesView
 from dataclasses import fields
 from json.encoder import encode_basestring_ascii
 from typing import Any
@@ -32,7 +32,7 @@ from ..report.redaction import Redaction
 
 __all__ = [
     *("FIELDS", "KeyNumbers", "TokenTexts", "as_column", "decoded", "digest", "encode", "encoded"),
-    *("groups_text", "listed", "numbers_of", "outcome_text", "page_ids", "plain", "plain_text"),
+    *("groups_text", "is_listed", "listed", "numbers_of", "outcome_text", "page_ids", "plain", "plain_text"),
     *("read_state", "result", "text_of", "tokens_of"),
 ]
 
@@ -57,7 +57,16 @@ def plain(value: Any, depth: int = 0) -> Any:
         return [plain(entry, depth + 1) for entry in value]
     if depth < _DEEPEST and isinstance(value, dict):
         return {str(name): plain(entry, depth + 1) for name, entry in value.items()}
+    if depth < _DEEPEST and is_listed(value):
+        return [plain(entry, depth + 1) for entry in value]
     return {"type": type(value).__name__}
+
+
+def is_listed(value: object) -> bool:
+    """Whether a value is what a list may be given as, of another type: it can be read as often as one likes (R1)."""
+    return isinstance(value, Sequence | Set | ValuesView) and not isinstance(
+        value, str | bytes | bytearray | memoryview
+    )
 
 
 def page_ids(pages: Any) -> Any:
