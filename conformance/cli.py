@@ -13,7 +13,7 @@ from kvproof import __version__
 
 from .backends.raising import interruptible, was_interrupted
 from .console.exit_status import COULD_NOT_RUN, CannotRunError, could_not_run
-from .console.named import did_you_mean
+from .console.named import did_you_mean, options_of
 from .console.terminal import Unheard
 
 __all__ = ["main"]
@@ -115,7 +115,7 @@ def _run(command: str | None, arguments: Sequence[str]) -> int:
     except SystemExit as end:  # argparse has printed why
         return end.code if isinstance(end.code, int) else COULD_NOT_RUN
     try:
-        status: int = parsed.func(parsed)
+        status: int = parsed.func(options_of(parsed.options, parsed))
     except CannotRunError as error:
         status = could_not_run(str(command), str(error))
     return status

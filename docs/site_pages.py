@@ -26,7 +26,7 @@ ELSEWHERE = {
     "CHANGELOG.md": "changelog.md",
     "CONFORMANCE.md": "conformance.md",
     "CONTRIBUTING.md": "contributing.md",
-    "conformance/NAMES.md": "names.md",
+    "conformance/adapters/NAMES.md": "names.md",
     "fast/README.md": "design/fast.md",
     "fast/growth.svg": "growth.svg",
     "spec/README.md": "design/spec.md",

@@ -156,7 +156,8 @@ _SENTENCES = {
     "MAN-12": "Events (stored, removed, cleared; with group, page, key, parent's key, tokens, extra keys) come in an "
     "order from which a follower rebuilds the cached map exactly, duplicates included; a batched step emits its "
     "removals, then its stores. Off unless asked for. Counters count queries, hits, evictions and preempted "
-    "tokens.",
+    "tokens; of the hits also those of requests that were preempted before, and of the others those that end on a "
+    "page that is kept for a junction or the interval (RET-3).",
     "MAN-13": "A state page holds the state after some number of tokens. The page being advanced is private and "
     "unhashed. Mode none: one page a request, never published, so that any mix with it hits nothing. Mode align: "
     "states at page boundaries on which a step ended are published; a hit needs the state at its length; a "

@@ -42,6 +42,7 @@ ALONE = {
     "fast/index/parts": "the index is fast's own: spec has a dict",
     "fast/index/prefix_index": "the index is fast's own: spec has a dict",
     "fast/index/runs": "the index is fast's own: spec has a dict",
+    "fast/pool/ghosts": "the contents evicted lately as an array; a dict of eviction in spec",
     "fast/pool/free_log": "the free pages of one priority as an array; part of free_order in spec",
     "fast/pool/page_log": "the queues of an eviction policy as arrays; dicts of eviction in spec",
     "fast/pool/retained_log": "the free pages of second class as an array; part of free_order in spec",
@@ -90,6 +91,8 @@ def test_modules_stand_in_rooms() -> None:
     assert {place for package in PACKAGES for place in _places(package) if "/" not in place} == {"clauses"}
     ways_in = {"__main__", "cli", "pytest_plugin", "test_conformance"}
     assert {place for place in _places("conformance") if "/" not in place} == ways_in
+    files = {file.name for file in (ROOT / "conformance").iterdir() if file.is_file()}
+    assert files == {"__init__.py", *(f"{place}.py" for place in ways_in)}
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ SEED_COORDINATOR = {
 }
 """Calls that the seed's manager makes on its coordinator, with what it hands over."""
 
-NAMES = (Path(__file__).parents[1] / "conformance" / "NAMES.md").read_text()
+NAMES = (Path(__file__).parents[1] / "conformance" / "adapters" / "NAMES.md").read_text()
 
 
 def _parameters(called: Any) -> list[tuple[str, str, str]]:

@@ -38,7 +38,9 @@ OTHER = Ref("other")
 
 _FREE_COUNT = Kind(
     good=lambda source, known: (
-        0 if source.rarely() and source.rarely() else source.whole(1, min(known.spec.pool.get_num_free_pages(), 4))
+        0
+        if source.rarely() and source.rarely()
+        else source.whole(1, min(known.spec.pool.get_num_free_pages(), source.most(4)))
     ),
     fault=lambda source, known, _: source.likely([known.spec.pool.get_num_free_pages() + 1, -1], NO_INTS),
     possible=lambda known: known.spec.pool.get_num_free_pages(),
@@ -48,7 +50,7 @@ _FREE_COUNT = Kind(
 def _good_touch(source: Source, known: Any) -> Spelled:
     """Held pages, cached free pages and the null page, several groups at once, pages repeatedly."""
     pages = [known.ref(page) for page in [*known.touchable(), 0]]
-    return grouped(source, known, [source.several(pages, 3) for _ in range(source.integer(0, 3))])
+    return grouped(source, known, [source.several(pages, source.most(3)) for _ in range(source.integer(0, 3))])
 
 
 def _good_free(source: Source, known: Any) -> Any:
@@ -56,7 +58,7 @@ def _good_free(source: Source, known: Any) -> Any:
     whole = known.whole_lists()
     if whole and source.integer(0, 2) == 2:
         return source.one_of(whole)
-    return spelled(source, known, list(map(known.ref, source.a_few([*known.mentions(), 0], 5))))
+    return spelled(source, known, list(map(known.ref, source.a_few([*known.mentions(), 0], source.most(5)))))
 
 
 def _within(holds: Counter[int], known: Any, value: Any) -> Any:
@@ -98,7 +100,7 @@ _FREED = Kind("pages", _good_free, _bad_free, lambda known: known.mentions(), fi
 
 
 def _dropped(source: Source, known: Any) -> Spelled:
-    pages = source.a_few([*known.cached(), *known.owned, 0], 3)
+    pages = source.a_few([*known.cached(), *known.owned, 0], source.most(3))
     return spelled(source, known, [known.ref(page).to(".page_id") for page in pages], NUMBERS)
 
 
@@ -129,7 +131,7 @@ _GROUP_IDS = Kind(
 
 def _caching(source: Source, known: Any) -> Given:
     """Full pages of a request, null pages and pages cached before among them; rarely none of them is cached."""
-    size, full = source.one_of([1, 1, 2]), source.integer(1, 3)
+    size, full = source.one_of([1, 1, 2]), source.integer(1, source.most(3))
     again = [tokens for tokens in known.sequences if len(tokens) >= full * size]
     if again and source.integer(0, 2) < 2:
         tokens = source.one_of(again)  # so that there are duplicates
@@ -251,7 +253,10 @@ _PINNED = Kind(
     lambda source, known: grouped(
         source,
         known,
-        [source.several(list(map(known.ref, [*known.cached(), 0])), 3) for _ in range(source.integer(1, 2))],
+        [
+            source.several(list(map(known.ref, [*known.cached(), 0])), source.most(3))
+            for _ in range(source.integer(1, 2))
+        ],
     ),
     lambda source, known, _: wrong_groups(
         source,
@@ -263,13 +268,17 @@ _PINNED = Kind(
 )
 _UNPINNED = Kind(
     "groups",
-    lambda source, known: grouped(source, known, [list(map(known.ref, source.a_few([*known.pinned, 0], 4)))]),
+    lambda source, known: grouped(
+        source, known, [list(map(known.ref, source.a_few([*known.pinned, 0], source.most(4))))]
+    ),
     _unpinned_too_often,
     lambda known: known.pinned,
 )
 _RANKED = Kind(
     "pages",
-    lambda source, known: spelled(source, known, list(map(known.ref, source.a_few([*known.cached(), 0], 3)))),
+    lambda source, known: spelled(
+        source, known, list(map(known.ref, source.a_few([*known.cached(), 0], source.most(3))))
+    ),
     _ranked_badly,
     lambda known: known.cached(),
 )

@@ -13,7 +13,17 @@ T = TypeVar("T")
 
 
 class Source:
-    """A series of integers, and the choices that are made by them: chance, Hypothesis, or every possibility in turn."""
+    """A series of integers, and the choices that are made by them: chance, Hypothesis, or every possibility in turn.
+
+    Attributes:
+        times: how many times as many pages a call names at most as in a small world.
+    """
+
+    times = 1
+
+    def most(self, few: int) -> int:
+        """The most pages that a call names which names a few at most in a small world."""
+        return few * self.times
 
     def integer(self, least: int, most: int) -> int:
         """An integer of ``least`` to ``most``; everything else is made of these."""

@@ -138,3 +138,15 @@ def twins_go_together(fast: ModuleType) -> SimpleNamespace:
 
     members = {"apply": apply, "num_cached_pages": num_cached_pages}
     return backend_with(fast, CacheFollower=derived(fast.CacheFollower, members))
+
+
+@seeded(FORESEEN, "MAN-12", "events", by="prefixes.admitted")
+def every_reason_of_a_hit_counts(fast: ModuleType, self: Any, request: Any, request_id: str, *more: Any) -> None:
+    """A hit has two reasons: a preempted request finds what a junction kept, and is counted with the others as well."""
+    admitted, freed = fast.manager.prefixes.Prefixes.admitted, self.tokens_when_freed.pop(request_id, None)
+    admitted(self, request, request_id, *more)
+    if freed is not None:
+        _, found, *_ = more
+        self._num_preemptions += 1
+        self._preempted_tokens += freed
+        self._resumed_hit_tokens += found

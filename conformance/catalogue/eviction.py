@@ -1,5 +1,6 @@
 """Seeded bugs of the policies by which free pages are evicted (EVICT-1)."""
 
+from collections.abc import Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ def parent_goes_before_child(fast: ModuleType, self: Any, pages: Any) -> None:
     before = self._uses[pages].copy()
     fast.pool.eviction.ReuseOrder.released(self, pages)
     after = self._uses[pages]
-    self._uses[pages] = (before + 1).clip(max=after) if before.any() else after.clip(max=2)
+    self._uses[pages] = (before + 1).clip(max=after) if (before > 1).any() else after.clip(max=3)
 
 
 @seeded(FORESEEN, "EVICT-1", "pool", also=("POOL-13",), by="policy.released")
@@ -23,19 +24,19 @@ def first_use_counts_as_hit(fast: ModuleType, self: Any, pages: Any) -> None:
     """A page counts as hit when it is let go for the first time: what nobody asked for again is protected as well."""
     fast.pool.eviction.ReuseOrder.released(self, pages)
     own = self._uses[pages]
-    self._uses[pages] = own + (own == 1)
+    self._uses[pages] = own + (own == 2)
 
 
 @seeded(FORESEEN, "EVICT-1", "pool", also=("POOL-13",), by="policy.released")
 def hits_count_once(fast: ModuleType, self: Any, pages: Any) -> None:
     """A page that was hit again and again is taken as early as one that was hit once."""
     fast.pool.eviction.ReuseOrder.released(self, pages)
-    self._uses[pages] = self._uses[pages].clip(max=2)
+    self._uses[pages] = self._uses[pages].clip(max=3)
 
 
 @seeded(FORESEEN, "EVICT-1", "pool", also=("POOL-2", "POOL-13"), by="policy.forgotten")
 def protection_outlives_the_hash(fast: ModuleType, self: Any, pages: Any) -> None:
-    """A page that lost its hash is still protected when it holds something else, which nobody has hit.
+    """A page that lost its hash waits among those that hold something, by the hits that its content had.
 
     Its own check sees it as well (POOL-2), and a call that frees pages without a hash shows it first (POOL-13).
     """
@@ -44,12 +45,13 @@ def protection_outlives_the_hash(fast: ModuleType, self: Any, pages: Any) -> Non
     self._uses[pages] = before
 
 
-@seeded(FORESEEN, "EVICT-1", "snapshots", also=("MAN-14", "MAN-5", "MAN-8", "POOL-3"), by="policy.evicted_one")
-def pages_taken_alone_leave_no_ghosts(_: ModuleType, self: Any, page: int) -> None:
+@seeded(FORESEEN, "EVICT-1", "snapshots", also=("MAN-14", "MAN-5", "MAN-8", "POOL-3"), by="policy._evicted_few")
+def pages_taken_alone_leave_no_ghosts(_: ModuleType, self: Any, pages: Sequence[int]) -> None:
     """Only what is evicted many pages at a time is known again when it is published next."""
-    if self._run_cell[page]:
-        self._uses_cell[page] = 0
-        self.clock += 1
+    for page in pages:
+        if self._uses_cell[page]:
+            self._uses_cell[page] = 0
+            self.clock += 1
 
 
 @seeded(FORESEEN, "EVICT-1", "snapshots", also=("MAN-14", "MAN-5", "MAN-8", "POOL-3"), by="coordinator.retention.told")

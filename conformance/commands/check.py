@@ -30,7 +30,7 @@ from ..report.redaction import Redaction
 from ..report.text import print_report
 from ..search.runner import MachineReport, Report, run
 from ..search.workers import Task, run_in_workers
-from .check_options import Options, add_options, in_order, read_options
+from .check_options import Given, Options, add_options, in_order, read_options
 from .deep import DeepRun, Failure, resumed
 
 __all__ = ["DEVICES", "run_check", "set_up"]
@@ -80,16 +80,16 @@ def set_up(parser: argparse.ArgumentParser) -> None:
     """Says what ``check`` does and what it is asked for, and has `run_check` called."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     add_options(parser)
-    parser.set_defaults(func=run_check)
+    parser.set_defaults(func=run_check, options=Given)
 
 
-def run_check(arguments: argparse.Namespace) -> int:
+def run_check(given: Given) -> int:
     """Checks as asked.
 
     Returns:
         The exit status: 0 no deviation but expected ones, 1 the backend deviates, 2 could not run.
     """
-    options, given = read_options(arguments), arguments
+    options = read_options(given)
     require_writable(given.json, given.junit, given.state)  # better known now than after a minute
     os.environ.setdefault("XLA_FLAGS", DEVICES)
     backend = load_backend(given.backend, options.without)

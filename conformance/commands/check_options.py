@@ -29,6 +29,35 @@ _MINUTES = 10.0
 
 
 @dataclass(frozen=True)
+class Given:
+    """The options as they were given, by the names that `add_options` gives them."""
+
+    backend: str
+    level: Level
+    without: str | None
+    clauses: str | None
+    machines: str | None
+    xfails: str | None
+    xfails_update: bool
+    exhaustive: bool
+    profile: str
+    examples: int | None
+    minutes: float | None
+    seed: int | None
+    first: bool
+    step_timeout: float
+    jobs: int | None
+    hours: float | None
+    state: str | None
+    full: bool
+    json: str | None
+    coverage: bool
+    junit: str | None
+    emit: str | None
+    redact: bool
+
+
+@dataclass(frozen=True)
 class Options:
     """The options, each known to make sense.
 
@@ -43,7 +72,7 @@ class Options:
         before: the machines that found deviations of this backend in the report that ``--json`` names, if one is there.
     """
 
-    given: argparse.Namespace
+    given: Given
     clauses: tuple[str, ...]
     machines: tuple[type[Machine], ...]
     level: Level
@@ -122,7 +151,7 @@ def add_options(check: argparse.ArgumentParser) -> None:
     add("--redact", action="store_true", help="replace tokens in all that is printed or written, equality kept")
 
 
-def read_options(given: argparse.Namespace) -> Options:
+def read_options(given: Given) -> Options:
     """Reads the options.
 
     Raises:
@@ -155,12 +184,11 @@ def read_options(given: argparse.Namespace) -> Options:
         which = "no machine" if given.machines is None else f"none of the machines {', '.join(names)}"
         by_answers = "; kvproof serve-check --engine or --url does" if clauses[0] in _OF_ANSWERS else ""
         raise BadInputError(f"{which} checks {looked_at} at level {given.level}{by_answers}")
-    new = given.xfails_update and not Path(given.xfails).exists()
-    xfails = (
-        Xfails(given.xfails or "")
-        if given.xfails is None or new
-        else read_xfails(Path(given.xfails), CLAUSES, EVERY_MACHINE)
-    )
+    file = None if given.xfails is None else Path(given.xfails)
+    if file is None or (given.xfails_update and not file.exists()):
+        xfails = Xfails(given.xfails or "")
+    else:
+        xfails = read_xfails(file, CLAUSES, EVERY_MACHINE)
     search: Search = {
         **PROFILES[given.profile].search(first=given.first),
         "level": given.level,
@@ -173,7 +201,7 @@ def read_options(given: argparse.Namespace) -> Options:
     )
 
 
-def _check_together(given: argparse.Namespace) -> None:
+def _check_together(given: Given) -> None:
     """Options that say nothing without another, or contradict it."""
     deep = given.profile == "deep"
     if given.xfails_update and given.xfails is None:
@@ -200,7 +228,7 @@ def _check_together(given: argparse.Namespace) -> None:
         raise BadInputError(f"{max(files, key=files.count)} is to be written twice")
 
 
-def _deviated_before(given: argparse.Namespace) -> tuple[str, ...]:
+def _deviated_before(given: Given) -> tuple[str, ...]:
     """The machines that found deviations of the backend, by the report that will be written over; else none."""
     try:
         before = json.loads(Path(given.json or "").read_text(encoding="utf-8"))

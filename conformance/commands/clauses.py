@@ -7,6 +7,7 @@ import json
 import random
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,14 @@ def _example(label: str) -> dict[str, str]:
     return {"example": COMMANDS[label] + "\n", "example_of": "a command that holds ours to it"}
 
 
+@dataclass(frozen=True)
+class _Options:
+    """What the command was asked for, by the options that `set_up` adds."""
+
+    labels: list[str]
+    json: str | None
+
+
 def set_up(parser: argparse.ArgumentParser) -> None:
     """Says what ``clauses`` does and what it is asked for, and has `run_clauses` called."""
     parser.description = (
@@ -92,10 +101,10 @@ def set_up(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.HelpFormatter
     parser.add_argument("labels", nargs="*", metavar="LABEL", help="a clause or a family, such as POOL-5 or PIN")
     parser.add_argument("--json", metavar="FILE", help="write the list to a file instead; - for standard output")
-    parser.set_defaults(func=run_clauses)
+    parser.set_defaults(func=run_clauses, options=_Options)
 
 
-def run_clauses(arguments: argparse.Namespace) -> int:
+def run_clauses(options: _Options) -> int:
     """Lists the clauses as asked.
 
     Returns:
@@ -105,21 +114,21 @@ def run_clauses(arguments: argparse.Namespace) -> int:
         CannotRunError: there is no such clause, or the list could not be written.
     """
     clauses = clause_list()
-    if arguments.labels:
+    if options.labels:
         known = [*CLAUSES, *dict.fromkeys(map(family_of, CLAUSES))]
-        strange = [label for label in arguments.labels if label not in known]
+        strange = [label for label in options.labels if label not in known]
         if strange:
             meant = did_you_mean(strange[0], known)
             raise BadInputError(f"there is no clause {strange[0]}{meant or '; kvproof clauses lists them'}")
-        clauses = [entry for entry in clauses if {entry["clause"], family_of(entry["clause"])} & {*arguments.labels}]
-    if arguments.json is None:
-        _print(clauses, Console(emoji=False), bool(arguments.labels))
+        clauses = [entry for entry in clauses if {entry["clause"], family_of(entry["clause"])} & {*options.labels}]
+    if options.json is None:
+        _print(clauses, Console(emoji=False), bool(options.labels))
         return FINE
     text = json.dumps(clauses, indent=1) + "\n"
-    if arguments.json == "-":
+    if options.json == "-":
         print(text, end="")
         return FINE
-    write_file(arguments.json, text)
+    write_file(options.json, text)
     return FINE
 
 

@@ -2,9 +2,11 @@
 
 import argparse
 import inspect
+from dataclasses import dataclass
 
 from ..backends import demo
 from ..console.exit_status import COULD_NOT_RUN, DEVIATES, FINE, CannotRunError
+from ..console.named import options_of
 from .check import set_up as set_up_check
 
 __all__ = ["run", "set_up"]
@@ -19,14 +21,19 @@ Your own next:
 """
 
 
+@dataclass(frozen=True)
+class _Options:
+    """It is asked for nothing more."""
+
+
 def set_up(parser: argparse.ArgumentParser) -> None:
     """Says what ``demo`` does, and has `run` called."""
     parser.description = f"Shows a pool with a mistake, and runs kvproof {_WORDS}."
     parser.formatter_class = argparse.HelpFormatter
-    parser.set_defaults(func=run)
+    parser.set_defaults(func=run, options=_Options)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(options: _Options) -> int:
     """Shows the pool, checks it, says what comes next.
 
     Returns:
@@ -35,12 +42,12 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         CannotRunError: the check could not run, or did not find it.
     """
-    del arguments
+    del options
     print(f"A pool with a mistake:\n\n{inspect.getsource(demo.PagePool)}\n$ kvproof {_WORDS}")
     parser = argparse.ArgumentParser("kvproof check")
     set_up_check(parser)
     check = parser.parse_args(_WORDS.split()[1:])
-    status: int = check.func(check)
+    status: int = check.func(options_of(check.options, check))
     if status == COULD_NOT_RUN:
         return status
     print(_NEXT, end="")

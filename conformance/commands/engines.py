@@ -5,6 +5,8 @@ import json
 import secrets
 import shlex
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from ..oracle.scripts import Script, script_from_json
 from ..oracle.subjects import CAPABILITIES, Subject
 from ..oracle.telling import as_json, lines, test_source
 
-__all__ = ["EPILOG", "OF_ENGINES", "add_options", "run"]
+__all__ = ["EPILOG", "OF_ENGINES", "Options", "add_options", "run"]
 
 OF_ENGINES = (
     *("served_model", "timeout", "relations", "tolerance", "offers", "adapters", "first", "emit", "script"),
@@ -53,6 +55,33 @@ any engine, --engine or --url:
 """
 
 
+@dataclass(frozen=True)
+class Options:
+    """What the command was asked for: of any engine, or of both."""
+
+    engine: str | None
+    url: str | None
+    served_model: str | None
+    timeout: float
+    relations: str | None
+    tolerance: float | None
+    offers: str | None
+    adapters: str | None
+    page_size: int | None
+    max_model_len: int | None
+    vocab_size: int | None
+    chunk: int | None
+    window: int | None
+    pool: int | None
+    schedules: int | None
+    seed: int | None
+    first: bool
+    emit: Path | None
+    script: Path | None
+    json: Path | None
+    default_of: Callable[[str], Any]
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options for any engine."""
     add = parser.add_argument_group("any engine").add_argument
@@ -74,46 +103,48 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--script", type=Path, metavar="FILE", help="ask only the scripts of a report, or a script, again")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(options: Options) -> int:
     """Judges an engine as asked.
 
     Returns:
         The exit status: 0 nothing contradicts, 1 something does, 2 it could not be judged, or not to the end.
     """
-    plan = _plan(args)
-    scripts = None if args.script is None else _scripts(args.script)
-    require_writable(args.json, args.emit)
-    known = {name: getattr(args, name) for name in SIZES} | {"adapters": _adapters(args.adapters)}
-    subject = subject_of(args.engine, args.url, args.timeout, args.served_model, **known)
+    plan = _plan(options)
+    scripts = None if options.script is None else _scripts(options.script)
+    require_writable(options.json, options.emit)
+    known = {name: getattr(options, name) for name in SIZES} | {"adapters": _adapters(options.adapters)}
+    subject = subject_of(options.engine, options.url, options.timeout, options.served_model, **known)
     try:
         if scripts is not None:
-            return _replay(args, subject, scripts, plan)
-        return _judge(args, subject, plan, known)
+            return _replay(options, subject, scripts, plan)
+        return _judge(options, subject, plan, known)
     finally:
         subject.close()
 
 
-def _plan(args: argparse.Namespace) -> Plan:
-    if args.engine is not None and args.url is not None:
+def _plan(options: Options) -> Plan:
+    if options.engine is not None and options.url is not None:
         raise BadInputError("--engine and --url are not for one run")
-    if not 0 < args.timeout < float("inf"):
-        raise BadInputError(f"--timeout {args.timeout:g} must be a positive number of seconds")
-    if args.tolerance is not None and not 0 <= args.tolerance < float("inf"):
-        raise BadInputError(f"--tolerance {args.tolerance:g} must be a number, at least 0")
-    if args.emit is not None and args.emit.suffix != ".py":
-        raise BadInputError(f"--emit {args.emit} must end in .py")
-    if args.engine is not None:
-        require_used(args, ("served_model",), "with --engine")
-    if args.script is not None:
-        require_used(args, ("relations", "schedules", "seed", "first", "emit", "json"), "with --script")
-    seed = secrets.randbelow(2**32) if args.seed is None else args.seed
+    if not 0 < options.timeout < float("inf"):
+        raise BadInputError(f"--timeout {options.timeout:g} must be a positive number of seconds")
+    if options.tolerance is not None and not 0 <= options.tolerance < float("inf"):
+        raise BadInputError(f"--tolerance {options.tolerance:g} must be a number, at least 0")
+    if options.emit is not None and options.emit.suffix != ".py":
+        raise BadInputError(f"--emit {options.emit} must end in .py")
+    if options.engine is not None:
+        require_used(options, ("served_model",), "with --engine")
+    if options.script is not None:
+        require_used(options, ("relations", "schedules", "seed", "first", "emit", "json"), "with --script")
+    seed = secrets.randbelow(2**32) if options.seed is None else options.seed
     return Plan(
         seed=seed,
-        scripts=args.schedules or _SCRIPTS,
-        relations=tuple(chosen("--relations", args.relations, list(RELATIONS))),
-        insisted=frozenset(chosen("--offers", args.offers, list(CAPABILITIES)) if args.offers is not None else ()),
-        tolerance=args.tolerance,
-        first=args.first,
+        scripts=options.schedules or _SCRIPTS,
+        relations=tuple(chosen("--relations", options.relations, list(RELATIONS))),
+        insisted=frozenset(
+            chosen("--offers", options.offers, list(CAPABILITIES)) if options.offers is not None else ()
+        ),
+        tolerance=options.tolerance,
+        first=options.first,
     )
 
 
@@ -139,7 +170,7 @@ def _scripts(file: Path) -> list[tuple[Script, float | None]]:
         raise BadInputError(f"--script {file}: {error}") from error
 
 
-def _judge(args: argparse.Namespace, subject: Subject, plan: Plan, known: dict[str, Any]) -> int:
+def _judge(options: Options, subject: Subject, plan: Plan, known: dict[str, Any]) -> int:
     console = Console(emoji=False)
     console.print(f"seed {plan.seed}", highlight=False)
     errors = Console(stderr=True, emoji=False)
@@ -156,12 +187,12 @@ def _judge(args: argparse.Namespace, subject: Subject, plan: Plan, known: dict[s
             judge(subject, plan, watch, judgement)
         except Interrupted:
             interrupted = True
-    again = _command(args, plan)
+    again = _command(options, plan)
     for line in lines(judgement, again):
         console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
-    write_file(args.json, json.dumps(as_json(judgement), indent=1) + "\n")
-    if args.emit is not None and judgement.deviations:
-        write_file(args.emit, test_source(judgement, _arguments(args, plan, known), again))
+    write_file(options.json, json.dumps(as_json(judgement), indent=1) + "\n")
+    if options.emit is not None and judgement.deviations:
+        write_file(options.emit, test_source(judgement, _arguments(options, plan, known), again))
     if judgement.ended:
         could_not_run("serve-check", judgement.ended)
     if interrupted:
@@ -171,11 +202,11 @@ def _judge(args: argparse.Namespace, subject: Subject, plan: Plan, known: dict[s
     return COULD_NOT_RUN if interrupted or judgement.ended else FINE
 
 
-def _replay(args: argparse.Namespace, subject: Subject, scripts: list[tuple[Script, float | None]], plan: Plan) -> int:
+def _replay(options: Options, subject: Subject, scripts: list[tuple[Script, float | None]], plan: Plan) -> int:
     """Asks scripts again, and says of each what contradicts."""
     status = FINE
     for number, (script, bound) in enumerate(scripts):
-        given = args.tolerance if args.tolerance is not None else bound
+        given = options.tolerance if options.tolerance is not None else bound
         found = replay_script(subject, script, given if given is not None else _BOUND, plan.insisted)
         print(visible(f"script {number}: {found or 'nothing contradicts'}"))
         status = DEVIATES if found else status
@@ -186,19 +217,25 @@ _BOUND = 0.01
 """How far log-probabilities may be apart where a script says nothing of it."""
 
 
-def _arguments(args: argparse.Namespace, plan: Plan, known: dict[str, Any]) -> dict[str, Any]:
+def _arguments(options: Options, plan: Plan, known: dict[str, Any]) -> dict[str, Any]:
     """What `replaying.replay` needs to know of the engine."""
-    given = {"engine": args.engine, "url": args.url, "timeout": args.timeout, "model": args.served_model, **known}
+    given = {
+        "engine": options.engine,
+        "url": options.url,
+        "timeout": options.timeout,
+        "model": options.served_model,
+        **known,
+    }
     given["offers"] = sorted(plan.insisted) or None
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _command(args: argparse.Namespace, plan: Plan) -> str:
+def _command(options: Options, plan: Plan) -> str:
     """The command that judges the same again."""
     words = ["kvproof", "serve-check"]
     names = ("engine", "url", "served_model", "relations", "tolerance", "offers", "adapters", *SIZES)
     for name in names:
-        if getattr(args, name) is not None:
-            words += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+        if getattr(options, name) is not None:
+            words += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
     words += ["--schedules", str(plan.scripts), "--seed", str(plan.seed)]
     return shlex.join(words)

@@ -1,6 +1,7 @@
 """``kvproof new-adapter``: a file to begin with for who holds a package of their own against the specification."""
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..console.exit_status import FINE
@@ -12,6 +13,13 @@ TEMPLATE = Path(__file__).with_name("adapter.py.txt")
 """A page pool that conforms at level sound, untyped and as short as it gets."""
 
 
+@dataclass(frozen=True)
+class _Options:
+    """What the command was asked for, by the options that `set_up` adds."""
+
+    file: Path
+
+
 def set_up(parser: argparse.ArgumentParser) -> None:
     """Says what ``new-adapter`` does and what it is asked for, and has `run` called."""
     parser.description = (
@@ -20,10 +28,10 @@ def set_up(parser: argparse.ArgumentParser) -> None:
     )
     parser.formatter_class = argparse.HelpFormatter
     parser.add_argument("file", type=Path, metavar="FILE.py", help="the file; there must be none of its name")
-    parser.set_defaults(func=run)
+    parser.set_defaults(func=run, options=_Options)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(options: _Options) -> int:
     """Writes the file.
 
     Returns:
@@ -32,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         BadInputError: it could not be written.
     """
-    file: Path = arguments.file
+    file = options.file
     if file.suffix != ".py" or not file.stem.isidentifier():
         raise BadInputError(f"{file} must be named as a module, such as my_engine.py")
     try:

@@ -4,9 +4,10 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -104,6 +105,39 @@ class _Job:
     sizes: Sizes
 
 
+@dataclass(frozen=True)
+class _Options:
+    """What the command was asked for, by the options that `set_up` adds."""
+
+    trace: Path | None
+    synthetic: int | None
+    seed: int
+    save: Path | None
+    limit: int | None
+    backend: str | None
+    groups: str
+    page_size: int
+    num_pages: int | None
+    eviction: str | None
+    match_unit: int | None
+    eagle: bool
+    prefill_chunk: int | None
+    live: int
+    limits: str | None
+    lockstep: bool
+    batched: bool
+    json: Path | None
+    ignore: str | None
+    show_tokens: bool
+    redact: bool
+    default_of: Callable[[str], Any]
+
+    @property
+    def served_by(self) -> str:
+        """The backend that serves a trace."""
+        return self.backend or DEFAULT_BACKEND
+
+
 def set_up(parser: argparse.ArgumentParser) -> None:
     """Says what ``replay`` does and what it is asked for, and has `run` called."""
     parser.usage = "kvproof replay (TRACE | LOG | --synthetic [N]) [options]"
@@ -163,62 +197,60 @@ def set_up(parser: argparse.ArgumentParser) -> None:
     add("--ignore", metavar="C,..", help="of a log: pass over reads that differ by these clauses")
     add("--show-tokens", action="store_true", help="of a log: show token ids")
     add("--redact", action="store_true", help="of a log: show other ids in place of the requests'")
-    parser.set_defaults(func=run, default_of=parser.get_default)
+    parser.set_defaults(func=run, options=_Options, default_of=parser.get_default)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(options: _Options) -> int:
     """Replays as asked.
 
     Returns:
         The exit status: 0 fine, 1 the backend deviates, 2 could not run.
     """
-    a_log = args.trace is not None and is_log(args.trace)
-    if a_log:
-        require_used(args, _OF_TRACES, "with a log")
-        return _run_log(args)
-    require_used(args, _OF_LOGS, "with a trace")
-    if args.limits is not None:
-        require_used(args, _OF_SERVING, "with --limits")
-        return _run_limits(args)
-    args.backend = args.backend or DEFAULT_BACKEND
+    if options.trace is not None and is_log(options.trace):
+        require_used(options, _OF_TRACES, "with a log")
+        return _run_log(options, options.trace)
+    require_used(options, _OF_LOGS, "with a trace")
+    if options.limits is not None:
+        require_used(options, _OF_SERVING, "with --limits")
+        return _run_limits(options, options.limits)
     try:
         with prints_apart():
-            job = _prepare(args)
+            job = _prepare(options)
     except DeviationError as error:  # it could not even be built
-        _print_plain(deviation_text(error, args.backend))
+        _print_plain(deviation_text(error, options.served_by))
         return DEVIATES
     replay = Replay(job.engine, job.sizes, job.trace)
     with prints_apart():
         deviation = _serve(replay, job)
-    Console(emoji=False).print(report_table(replay.report, args.backend, job.sizes, lockstep=args.lockstep))
+    Console(emoji=False).print(report_table(replay.report, options.served_by, job.sizes, lockstep=options.lockstep))
     if deviation is not None:
-        _print_plain(deviation_text(deviation, args.backend))
+        _print_plain(deviation_text(deviation, options.served_by))
     elif isinstance(job.engine, LockstepEngine):
         _print_plain(f"in lockstep with the specification: {job.engine.comparisons:,} results compared, no difference")
-    if args.json is not None:
-        fields = report_json(replay.report, deviation, args.backend, job.sizes, lockstep=args.lockstep)
-        write_file(args.json, json.dumps(fields) + "\n")
+    if options.json is not None:
+        fields = report_json(replay.report, deviation, options.served_by, job.sizes, lockstep=options.lockstep)
+        write_file(options.json, json.dumps(fields) + "\n")
     return FINE if deviation is None else DEVIATES
 
 
-def _run_limits(args: argparse.Namespace) -> int:
+def _run_limits(options: _Options, pools: str) -> int:
     """Prints the hit share that LRU and the best choice of evictions reach on a trace, and a backend that is named."""
-    page_size = _at_least("--page-size", args.page_size, 1)
-    sizes = [_at_least("--limits", _page_count(size), 2) for size in filter(None, args.limits.split(","))]
-    trace = _trace(args)
-    require_writable(args.json, read=args.trace)
+    page_size = _at_least("--page-size", options.page_size, 1)
+    sizes = [_at_least("--limits", _page_count(size), 2) for size in filter(None, pools.split(","))]
+    trace = _trace(options)
+    require_writable(options.json, read=options.trace)
     with prints_apart():
-        backend = None if args.backend is None else load_backend(args.backend)
+        backend = None if options.backend is None else load_backend(options.backend)
     limits = limits_of(trace, page_size, sizes or None)
     if backend is not None:
         try:
             with prints_apart():
                 limits = _with_policies(limits, backend, trace, page_size)
         except DeviationError as error:
-            _print_plain(deviation_text(error, args.backend))
+            _print_plain(deviation_text(error, options.served_by))
             return DEVIATES
     Console(emoji=False).print(limits_table(limits, len(trace), page_size))
-    write_file(args.json, json.dumps(limits_json(limits, len(trace), page_size)) + "\n")
+    write_file(options.json, json.dumps(limits_json(limits, len(trace), page_size)) + "\n")
     return FINE
 
 
@@ -267,78 +299,78 @@ def _print_plain(text: str) -> None:
 # -- Before ---------------------------------------------------------------------------------------
 
 
-def _prepare(args: argparse.Namespace) -> _Job:
+def _prepare(options: _Options) -> _Job:
     """Reads everything that can be wrong before the first step is taken."""
-    groups = read_groups(args.groups, _at_least("--page-size", args.page_size, 1))
+    groups = read_groups(options.groups, _at_least("--page-size", options.page_size, 1))
     page_sizes = [group.kv_cache_spec.page_size for group in groups]
     enough = sum(max(_POOL_TOKENS // page_size, 2) for page_size in page_sizes)
-    num_pages = _at_least("--num-pages", enough if args.num_pages is None else args.num_pages, 2)
+    num_pages = _at_least("--num-pages", enough if options.num_pages is None else options.num_pages, 2)
     if num_pages * max(page_sizes) > 2**31:
         raise BadInputError(f"--num-pages {num_pages} of {max(page_sizes)} tokens have more slots than an int32 counts")
-    most_live = _at_least("--live", args.live, 1)
-    chunk = args.prefill_chunk
+    most_live = _at_least("--live", options.live, 1)
+    chunk = options.prefill_chunk
     if chunk is not None:
         _at_least("--prefill-chunk", chunk, 1)
-    backend = load_backend(args.backend)
-    trace = _trace(args)
-    unit = _match_unit(args, backend, page_sizes)
-    sizes = sizes_for(trace, groups, num_pages, most_live, chunk, use_eagle=args.eagle, match_unit=unit)
-    engine_class = LockstepEngine if args.lockstep else Engine
+    backend = load_backend(options.served_by)
+    trace = _trace(options)
+    unit = _match_unit(options, backend, page_sizes)
+    sizes = sizes_for(trace, groups, num_pages, most_live, chunk, use_eagle=options.eagle, match_unit=unit)
+    engine_class = LockstepEngine if options.lockstep else Engine
     try:
         engine = engine_class(
             backend,
             sizes,
-            hash_seed=f"kvproof replay {args.seed}".encode(),
-            batched=_batched(args, backend),
-            eviction=_eviction(args, backend),
+            hash_seed=f"kvproof replay {options.seed}".encode(),
+            batched=_batched(options, backend),
+            eviction=_eviction(options, backend),
         )
     except MemoryError as error:
         raise BadInputError(f"no memory for {num_pages} pages and {sizes.most_live} rows of tables") from error
-    require_writable(args.json, read=args.trace)
+    require_writable(options.json, read=options.trace)
     return _Job(trace, engine, sizes)
 
 
-def _batched(args: argparse.Namespace, backend: Backend) -> bool:
+def _batched(options: _Options, backend: Backend) -> bool:
     """Whether steps are batched; asked for of a manager that has no such call, that is bad input."""
-    if args.batched and not all(hasattr(backend.get("CacheManager"), name) for name in _OF_BATCHES):
-        raise BadInputError(f"--batched: {args.backend}'s CacheManager has no {' and '.join(_OF_BATCHES)}")
-    return bool(args.batched)
+    if options.batched and not all(hasattr(backend.get("CacheManager"), name) for name in _OF_BATCHES):
+        raise BadInputError(f"--batched: {options.served_by}'s CacheManager has no {' and '.join(_OF_BATCHES)}")
+    return bool(options.batched)
 
 
-def _match_unit(args: argparse.Namespace, backend: Backend, page_sizes: list[int]) -> int | None:
+def _match_unit(options: _Options, backend: Backend, page_sizes: list[int]) -> int | None:
     """The unit of hits; one that does not divide every page size, or that the manager takes none of, is bad input."""
-    if args.match_unit is None:
+    if options.match_unit is None:
         return None
-    unit = _at_least("--match-unit", args.match_unit, 1)
+    unit = _at_least("--match-unit", options.match_unit, 1)
     if not backend.accepts("CacheManager", "match_unit"):
-        raise BadInputError(f"--match-unit {unit}: {args.backend}'s CacheManager takes none")
+        raise BadInputError(f"--match-unit {unit}: {options.served_by}'s CacheManager takes none")
     if any(size % unit for size in page_sizes):
         raise BadInputError(f"--match-unit {unit} must divide the tokens in a page of every group: {page_sizes}")
     return unit
 
 
-def _eviction(args: argparse.Namespace, backend: Backend) -> str:
+def _eviction(options: _Options, backend: Backend) -> str:
     """The eviction policy; asked for of a manager that takes none, that is bad input."""
-    if args.eviction is None:
+    if options.eviction is None:
         return "adaptive"
     if not backend.accepts("CacheManager", "eviction"):
-        raise BadInputError(f"--eviction {args.eviction}: {args.backend}'s CacheManager takes none")
-    return str(args.eviction)
+        raise BadInputError(f"--eviction {options.eviction}: {options.served_by}'s CacheManager takes none")
+    return str(options.eviction)
 
 
-def _trace(args: argparse.Namespace) -> list[TraceRequest]:
-    if args.seed < 0:
-        raise BadInputError(f"--seed {args.seed} must not be negative")
-    limit = None if args.limit is None else _at_least("--limit", args.limit, 1)
-    if (args.trace is None) == (args.synthetic is None):
-        raise BadInputError("name a TRACE or ask for one with --synthetic, one of the two")
-    if args.synthetic is None:
-        if args.save is not None:
+def _trace(options: _Options) -> list[TraceRequest]:
+    if options.seed < 0:
+        raise BadInputError(f"--seed {options.seed} must not be negative")
+    limit = None if options.limit is None else _at_least("--limit", options.limit, 1)
+    if options.trace is not None and options.synthetic is None:
+        if options.save is not None:
             raise BadInputError("--save goes with --synthetic: a trace from a file is in a file already")
-        return read_trace(args.trace, limit)
-    trace = synthetic_trace(_at_least("--synthetic", args.synthetic, 1), args.seed)
-    if args.save is not None:
-        write_trace(args.save, trace)
+        return read_trace(options.trace, limit)
+    if options.trace is not None or options.synthetic is None:
+        raise BadInputError("name a TRACE or ask for one with --synthetic, one of the two")
+    trace = synthetic_trace(_at_least("--synthetic", options.synthetic, 1), options.seed)
+    if options.save is not None:
+        write_trace(options.save, trace)
     return trace[:limit]
 
 
@@ -381,18 +413,18 @@ _EVERY = 2_000
 """Operations from one line of progress to the next; the specification makes them in a second or so."""
 
 
-def _run_log(args: argparse.Namespace) -> int:
+def _run_log(options: _Options, log: Path) -> int:
     """Replays a log as asked; see `run`."""
-    ignored = words_of(args.ignore or "")
+    ignored = words_of(options.ignore or "")
     unknown = [label for label in ignored if label not in CLAUSES]
     if unknown:
         raise BadInputError(f"--ignore: there is no clause {unknown[0]}")
-    require_writable(args.json, read=args.trace)
-    backend, shown = args.backend or "kvproof.spec", {"show_tokens": args.show_tokens, "redact": args.redact}
-    result = replay_log(args.trace, backend, _progress, ignore=frozenset(ignored), **shown)
+    require_writable(options.json, read=log)
+    backend, shown = options.backend or "kvproof.spec", {"show_tokens": options.show_tokens, "redact": options.redact}
+    result = replay_log(log, backend, _progress, ignore=frozenset(ignored), **shown)
     for line in log_lines(result):
         print(line)
-    write_file(args.json, json.dumps(log_json(result), indent=2) + "\n")
+    write_file(options.json, json.dumps(log_json(result), indent=2) + "\n")
     return FINE if result.wrong is None else DEVIATES
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,19 @@ _Rooms = tuple[list[int], list[int]]
 """How many pages pools may have, and host memory."""
 
 
+@dataclass(frozen=True)
+class _Options(engines.Options):
+    """What the command was asked for, by the options that `set_up` adds."""
+
+    backend: str
+    model: str
+    checkpoint: str | None
+    layout: str
+    platform: str
+    mesh: str | None
+    host_pages: int | None
+
+
 def set_up(parser: argparse.ArgumentParser) -> None:
     """Says what ``serve-check`` does and what it is asked for, and has `run` called."""
     parser.description, parser.epilog = _DESCRIPTION, f"{engines.EPILOG}\n{_EPILOG}"
@@ -87,53 +101,51 @@ def set_up(parser: argparse.ArgumentParser) -> None:
     add("--host-pages", type=int, metavar="N", help="pages of host memory; otherwise drawn: two schedules of three")
     add("--json", type=Path, metavar="FILE", help="write a report")
     engines.add_options(parser)
-    parser.set_defaults(func=run, default_of=parser.get_default)
+    parser.set_defaults(func=run, options=_Options, default_of=parser.get_default)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(options: _Options) -> int:
     """Checks as asked.
 
     Returns:
         The exit status: 0 no deviation, 1 the backend deviates, 2 could not run.
     """
-    _require_numbers(args)
-    if args.engine is not None or args.url is not None:
-        require_used(args, _OF_SCHEDULES, "with --engine or --url: it is about the schedules of a backend")
-        return engines.run(args)
-    require_used(args, engines.OF_ENGINES, "without --engine or --url")
+    _require_numbers(options)
+    if options.engine is not None or options.url is not None:
+        require_used(options, _OF_SCHEDULES, "with --engine or --url: it is about the schedules of a backend")
+        return engines.run(options)
+    require_used(options, engines.OF_ENGINES, "without --engine or --url")
     os.environ.setdefault("XLA_FLAGS", _DEVICES)
-    return _run(args)
+    return _run(options)
 
 
-def _require_numbers(args: argparse.Namespace) -> None:
+def _require_numbers(options: _Options) -> None:
     """Refuses numbers that make no sense, whatever is checked."""
-    for option, value in (("--schedules", args.schedules), ("--page-size", args.page_size)):
+    for option, value in (("--schedules", options.schedules), ("--page-size", options.page_size)):
         if value is not None and value < 1:
             raise BadInputError(f"{option} {value} must be at least 1")
-    if args.seed is not None and args.seed < 0:
-        raise BadInputError(f"--seed {args.seed} must not be negative")
-    if (args.host_pages or 0) < 0:
-        raise BadInputError(f"--host-pages {args.host_pages} must be at least 0")
+    if options.seed is not None and options.seed < 0:
+        raise BadInputError(f"--seed {options.seed} must not be negative")
+    if (options.host_pages or 0) < 0:
+        raise BadInputError(f"--host-pages {options.host_pages} must be at least 0")
 
 
-def _run(args: argparse.Namespace) -> int:
-    args.schedules = args.schedules or _SCHEDULES
-    args.page_size = args.page_size or _PAGE_SIZE
-    backend = load_backend(args.backend)
+def _run(options: _Options) -> int:
+    backend = load_backend(options.backend)
     try:  # JAX, and what needs it
         from ..engine.serve_check import shortened
     except ImportError as error:
         raise BadInputError(f"{error.name} is missing: pip install 'kvproof[conformance]'") from error
-    model, rooms, make = _prepared(args, backend)
-    require_writable(args.json)  # better known now than after a minute
-    seed = secrets.randbelow(2**32) if args.seed is None else args.seed
+    model, rooms, make = _prepared(options, backend)
+    require_writable(options.json)  # better known now than after a minute
+    seed = secrets.randbelow(2**32) if options.seed is None else options.seed
     console = Console(emoji=False)
     console.print(f"seed {seed}", highlight=False)
     trials: list[Trial] = []
     wrong = 0
     interrupted = False
     try:
-        for schedule, trial in _trials(args, model, rooms, make, seed):
+        for schedule, trial in _trials(options.schedules or _SCHEDULES, model, rooms, make, seed):
             trials.append(trial)
             if trial.fault is not None:
                 wrong = seed + len(trials) - 1
@@ -145,15 +157,15 @@ def _run(args: argparse.Namespace) -> int:
             raise
         interrupted = True
         print("kvproof serve-check: interrupted; the schedules up to there are told", file=sys.stderr)
-    report = _report(args, seed, trials)
+    report = _report(options, seed, trials)
     _tell(report, trials[-1], wrong, console)
-    write_file(args.json, json.dumps(report, indent=1) + "\n")
+    write_file(options.json, json.dumps(report, indent=1) + "\n")
     if trials[-1].fault is not None:
         return DEVIATES
     return COULD_NOT_RUN if interrupted else FINE
 
 
-def _trials(args: argparse.Namespace, model: Any, rooms: "_Rooms", make: "Make", seed: int) -> Any:
+def _trials(count: int, model: Any, rooms: "_Rooms", make: "Make", seed: int) -> Any:
     """Schedule after schedule with what came of it, behind a bar where somebody looks."""
     from ..engine.schedules import draw_schedule
     from ..engine.serve_check import check_schedule
@@ -161,8 +173,8 @@ def _trials(args: argparse.Namespace, model: Any, rooms: "_Rooms", make: "Make",
     config, errors = model[0], Console(stderr=True, emoji=False)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} of {task.total}"))
     with Progress(*columns, TimeElapsedColumn(), console=errors, transient=True, disable=not errors.is_terminal) as bar:
-        task = bar.add_task("schedules", total=args.schedules)
-        for number in range(args.schedules):
+        task = bar.add_task("schedules", total=count)
+        for number in range(count):
             schedule = draw_schedule(seed + number, config.vocab_size, min(config.max_model_len, 48), *rooms)
             with prints_apart():
                 trial = check_schedule(model, make, schedule)
@@ -170,31 +182,32 @@ def _trials(args: argparse.Namespace, model: Any, rooms: "_Rooms", make: "Make",
             bar.advance(task)
 
 
-def _prepared(args: argparse.Namespace, backend: Backend) -> tuple[Any, _Rooms, "Make"]:
+def _prepared(options: _Options, backend: Backend) -> tuple[Any, _Rooms, "Make"]:
     """The model, sizes of pools and of host memory, and what makes engines; what can be wrong is found out here."""
     from ..engine.groups import groups_of, most_pages
     from ..engine.serving import Engine
 
-    if args.checkpoint is not None:
-        require_used(args, ("model",), "with --checkpoint")
-    model = _checkpoint(args.checkpoint) if args.checkpoint is not None else _random_model(args.model)
-    mesh, shards = _mesh(args.mesh)
-    groups = [group.declared for group in groups_of(model[0], args.page_size)]
+    if options.checkpoint is not None:
+        require_used(options, ("model",), "with --checkpoint")
+    model = _checkpoint(options.checkpoint) if options.checkpoint is not None else _random_model(options.model)
+    mesh, shards = _mesh(options.mesh)
+    page_size = options.page_size or _PAGE_SIZE
+    groups = [group.declared for group in groups_of(model[0], page_size)]
     longest = most_pages(groups, min(model[0].max_model_len, 48) * 3 // 4)
     pools = [longest + 1, 2 * longest] if shards == 1 else [longest + 1]
     swaps = shards == 1 and "swaps" not in backend.lacks and backend.accepts("CacheManager", "num_host_pages")
-    host_pages = [args.host_pages] if args.host_pages is not None else [0, longest, 4 * longest] if swaps else [0]
+    host_pages = [options.host_pages] if options.host_pages is not None else [0, longest, 4 * longest] if swaps else [0]
 
     def make(num_pages: int, num_host_pages: int) -> Engine:
         return Engine(
             model,
             backend=backend,
             num_pages=num_pages,
-            page_size=args.page_size,
+            page_size=page_size,
             max_num_seqs=4,
             max_num_batched_tokens=16,
-            layout=args.layout,
-            platform=args.platform,
+            layout=options.layout,
+            platform=options.platform,
             mesh=mesh,
             keep_logits=True,
             hash_seed=b"kvproof serve-check",
@@ -268,15 +281,15 @@ def _mesh(words: str | None) -> tuple[Any, int]:
     return jax.make_mesh(shape, ("dp", "tp"), axis_types=(AxisType.Auto,) * 2), shape[0]
 
 
-def _report(args: argparse.Namespace, seed: int, trials: "list[Trial]") -> dict[str, Any]:
+def _report(options: _Options, seed: int, trials: "list[Trial]") -> dict[str, Any]:
     """What came of all schedules, as JSON has it."""
     names = ("requests", "refused", "steps", "rows", "tokens", "preemptions", "swaps_out", "swaps_in", "hits")
     fault = trials[-1].fault
-    asked = {name: getattr(args, name) for name in ("backend", "model", "checkpoint", "layout", "platform", "mesh")}
+    asked = {name: getattr(options, name) for name in ("backend", "model", "checkpoint", "layout", "platform", "mesh")}
     return {
         **asked,
         "seed": seed,
-        "asked": args.schedules,
+        "asked": options.schedules or _SCHEDULES,
         "schedules": len(trials),
         **{name: sum(getattr(trial, name) for trial in trials) for name in names},
         "worst_error": max(trial.worst for trial in trials),

@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -42,6 +43,17 @@ _MOST_IN_A_TRACE = 100_000
 """The most operations of a trace: programs that open one draw what is in sight."""
 
 
+@dataclass(frozen=True)
+class _Options:
+    """What the command was asked for, by the options that `set_up` adds."""
+
+    log: Path
+    output: Path
+    steps: bool
+    show_tokens: bool
+    redact: bool
+
+
 def set_up(parser: argparse.ArgumentParser) -> None:
     """Says what ``show`` does and what it is asked for, and has `run` called."""
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
@@ -51,32 +63,34 @@ def set_up(parser: argparse.ArgumentParser) -> None:
     add("--steps", action="store_true", help="draw the engine's steps only (commits, batched calls), not every call")
     add("--show-tokens", action="store_true", help="show token ids as the log has them")
     add("--redact", action="store_true", help="replace request ids, equality kept")
-    parser.set_defaults(func=run)
+    parser.set_defaults(func=run, options=_Options)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(options: _Options) -> int:
     """Draws as asked.
 
     Returns:
         The exit status: 0 drawn.
     """
-    require_writable(args.output, read=args.log)  # better known now than after a long log
-    as_trace = args.output.suffix == ".json"
+    require_writable(options.output, read=options.log)  # better known now than after a long log
+    as_trace = options.output.suffix == ".json"
     most = _MOST_IN_A_TRACE if as_trace else MOST_FRAMES
-    apart = every(args.log, steps_only=args.steps, most_frames=most)
-    shown = frames(args.log, every=apart, steps_only=args.steps, show_tokens=args.show_tokens, redact=args.redact)
+    apart = every(options.log, steps_only=options.steps, most_frames=most)
+    shown = frames(
+        options.log, every=apart, steps_only=options.steps, show_tokens=options.show_tokens, redact=options.redact
+    )
     if as_trace:
-        events = trace(args.log.name, _with_progress(shown))
-        write_file(args.output, json.dumps(events, separators=(",", ":")))
-        print(f"{args.output}: {len(events['traceEvents']):,} events; open it at ui.perfetto.dev")
+        events = trace(options.log.name, _with_progress(shown))
+        write_file(options.output, json.dumps(events, separators=(",", ":")))
+        print(f"{options.output}: {len(events['traceEvents']):,} events; open it at ui.perfetto.dev")
         return FINE
-    made = document(args.log.name, _with_progress(shown), apart)
-    write_file(args.output, page(made))
+    made = document(options.log.name, _with_progress(shown), apart)
+    write_file(options.output, page(made))
     fault = next((number for number, frame in enumerate(made["frames"], 1) if frame[-1] is not None), None)
     seen = f"; the fault is in picture {fault:,}" if fault else ""
-    sampled = f", one for {apart:,} {'steps' if args.steps else 'operations'}" if apart > 1 else ""
-    whole = f"; -o {args.output.with_suffix('.json')} has more of them, for ui.perfetto.dev" if apart > 1 else ""
-    print(f"{args.output}: {len(made['frames']):,} pictures of {made['num_pages']:,} pages{sampled}{seen}{whole}")
+    sampled = f", one for {apart:,} {'steps' if options.steps else 'operations'}" if apart > 1 else ""
+    whole = f"; -o {options.output.with_suffix('.json')} has more of them, for ui.perfetto.dev" if apart > 1 else ""
+    print(f"{options.output}: {len(made['frames']):,} pictures of {made['num_pages']:,} pages{sampled}{seen}{whole}")
     return FINE
 
 

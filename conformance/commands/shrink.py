@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvproof.spec.clauses import CLAUSES
@@ -50,6 +51,20 @@ exit status: 1 the log deviates and was made short; 2 could not run, which inclu
 """
 
 
+@dataclass(frozen=True)
+class _Options:
+    """What the command was asked for, by the options that `set_up` adds."""
+
+    log: Path
+    backend: str | None
+    output: Path | None
+    emit: Path | None
+    seconds: float
+    show_tokens: bool
+    redact: bool
+    json: Path | None
+
+
 def set_up(parser: argparse.ArgumentParser) -> None:
     """Says what ``shrink`` does and what it is asked for, and has `run` called."""
     parser.usage = "kvproof shrink LOG [options]"
@@ -63,37 +78,37 @@ def set_up(parser: argparse.ArgumentParser) -> None:
     add("--show-tokens", action="store_true", help="show token ids")
     add("--redact", action="store_true", help="show other ids in place of the requests'")
     add("--json", type=Path, metavar="FILE", help="write what was found to a file as well")
-    parser.set_defaults(func=run)
+    parser.set_defaults(func=run, options=_Options)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(options: _Options) -> int:
     """Shrinks as asked.
 
     Returns:
         The exit status: 1 the log deviates and was made short.
     """
-    if args.emit is not None and args.backend is None:
+    if options.emit is not None and options.backend is None:
         raise BadInputError("--emit needs --backend: without one there is nothing that a test could call")
-    if not args.seconds > 0:
-        raise BadInputError(f"--seconds {args.seconds:g} must be above 0")
-    require_writable(args.output, args.emit, args.json, read=args.log)
-    backend = None if args.backend is None else load_backend(args.backend)
-    shrunk = shrink(args.log, backend, args.seconds, Redaction() if args.redact else None, _progress)
+    if not options.seconds > 0:
+        raise BadInputError(f"--seconds {options.seconds:g} must be above 0")
+    require_writable(options.output, options.emit, options.json, read=options.log)
+    backend = None if options.backend is None else load_backend(options.backend)
+    shrunk = shrink(options.log, backend, options.seconds, Redaction() if options.redact else None, _progress)
     if shrunk.interrupted:
         print("kvproof shrink: interrupted; this is what was found up to there", file=sys.stderr)
-    calls = list(_calls(shrunk, args.show_tokens))
+    calls = list(_calls(shrunk, options.show_tokens))
     for line in _lines(shrunk, list(shrunk.suspects) or calls):
         print(visible(line))
-    if args.output is not None:
-        write_log(args.output, shrunk.entries(), shrunk.shows_tokens)
-    if args.emit is not None and backend is not None:
+    if options.output is not None:
+        write_log(options.output, shrunk.entries(), shrunk.shows_tokens)
+    if options.emit is not None and backend is not None:
         from ..log.script_lines import script_of  # it knows all machines, and is needed by few
 
-        found_by = f"kvproof shrink {args.log.name} --backend {args.backend}"
-        script = script_of(shrunk.last, args.backend, backend.holder, found_by)
-        for reason in write_test(args.emit, [script]):
+        found_by = f"kvproof shrink {options.log.name} --backend {options.backend}"
+        script = script_of(shrunk.last, backend.name, backend.holder, found_by)
+        for reason in write_test(options.emit, [script]):
             print(visible(reason), file=sys.stderr)
-    write_file(args.json, json.dumps(_json(shrunk, calls), indent=2) + "\n")
+    write_file(options.json, json.dumps(_json(shrunk, calls), indent=2) + "\n")
     return DEVIATES
 
 

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -20,6 +21,16 @@ from ..console.writing import require_writable, write_file
 from .check import DEVICES
 
 __all__ = ["as_json", "run_strength", "set_up"]
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What the command was asked for, by the options that `set_up` adds."""
+
+    bugs: str | None
+    seed: int
+    jobs: int | None
+    json: str | None
 
 
 def set_up(parser: argparse.ArgumentParser) -> None:
@@ -57,25 +68,25 @@ exit status: 0 all are caught; 1 one is missed; 2 could not run
     add("--seed", type=int, default=0, metavar="S", help="the seed of what is drawn (default %(default)s)")
     add("--jobs", type=int, metavar="N", help="processes that run bugs (default: 2 at most)")
     add("--json", metavar="FILE", help="write what was found to a file as well, counterexamples included")
-    parser.set_defaults(func=run_strength)
+    parser.set_defaults(func=run_strength, options=_Options)
 
 
-def run_strength(arguments: argparse.Namespace) -> int:
+def run_strength(options: _Options) -> int:
     """Measures as asked.
 
     Returns:
         The exit status: 0 all bugs were caught, 1 one was missed, 2 could not run.
     """
-    _require_sense(arguments)
-    require_writable(arguments.json)  # better known now than after ten minutes
+    _require_sense(options)
+    require_writable(options.json)  # better known now than after ten minutes
     os.environ.setdefault("XLA_FLAGS", DEVICES)
-    names = _names(arguments.bugs)
-    jobs = min(os.cpu_count() or 1, 2) if arguments.jobs is None else arguments.jobs
+    names = _names(options.bugs)
+    jobs = min(os.cpu_count() or 1, 2) if options.jobs is None else options.jobs
     found: dict[str, Finding] = {}
     interrupted = False
     try:
         with Console(stderr=True, emoji=False).status("") as progress:
-            for finding in _shown(find_bugs(names, arguments.seed, min(jobs, len(names))), len(names), progress):
+            for finding in _shown(find_bugs(names, options.seed, min(jobs, len(names))), len(names), progress):
                 found[finding.bug] = finding
     except Interrupted:
         if not found:
@@ -85,9 +96,9 @@ def run_strength(arguments: argparse.Namespace) -> int:
         Strength(tuple(found[name] for name in names if name in bugs and name in found))
         for bugs in (SEEDED_BUGS, SERVED_BUGS)
     )
-    _print(strength, engines, arguments.seed)
-    document = as_json(strength, engines, arguments.seed) | ({"interrupted": True} if interrupted else {})
-    write_file(arguments.json, json.dumps(document, indent=1) + "\n")
+    _print(strength, engines, options.seed)
+    document = as_json(strength, engines, options.seed) | ({"interrupted": True} if interrupted else {})
+    write_file(options.json, json.dumps(document, indent=1) + "\n")
     if interrupted:
         print(f"kvproof strength: interrupted; {len(found)} of {len(names)} seeded bugs are told", file=sys.stderr)
     if not all(finding.caught for finding in found.values()):
@@ -101,18 +112,18 @@ def _names(given: str | None) -> list[str]:
     return [name for name in (*SEEDED_BUGS, *SERVED_BUGS) if words is None or name in words]
 
 
-def _require_sense(arguments: argparse.Namespace) -> None:
+def _require_sense(options: _Options) -> None:
     """Refuses options that make no sense."""
-    words = [] if arguments.bugs is None else words_of(arguments.bugs)
+    words = [] if options.bugs is None else words_of(options.bugs)
     strange = [word for word in words if word not in SEEDED_BUGS | SERVED_BUGS]
-    if strange or (arguments.bugs is not None and not words):
+    if strange or (options.bugs is not None and not words):
         meant = did_you_mean(strange[0], SEEDED_BUGS | SERVED_BUGS) if strange else ""
         said = ", ".join(map(repr, strange)) or "is named"
-        raise BadInputError(f"--bugs {arguments.bugs!r}: no seeded bug {said}{meant}")
-    if arguments.jobs is not None and arguments.jobs < 1:
-        raise BadInputError(f"--jobs {arguments.jobs} must be at least 1")
-    if arguments.seed < 0:
-        raise BadInputError(f"--seed {arguments.seed} must not be negative")
+        raise BadInputError(f"--bugs {options.bugs!r}: no seeded bug {said}{meant}")
+    if options.jobs is not None and options.jobs < 1:
+        raise BadInputError(f"--jobs {options.jobs} must be at least 1")
+    if options.seed < 0:
+        raise BadInputError(f"--seed {options.seed} must not be negative")
 
 
 def _shown(findings: Any, count: int, progress: Any) -> Any:

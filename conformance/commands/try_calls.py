@@ -85,7 +85,7 @@ class _Options:
     file: Path
     backend: str
     level: Level
-    without: tuple[str, ...]
+    without: str
     json: str | None
 
 
@@ -99,20 +99,18 @@ def set_up(parser: argparse.ArgumentParser) -> None:
     add("--level", choices=LEVELS, default=LEVELS[0], help="exact: as the specification does it; safe: any order")
     add("--without", default="", metavar="A,B", help="what the backend is said to lack; see kvproof check --help")
     add("--json", metavar="FILE", help="write what was said of each call to a file as well")
-    parser.set_defaults(func=run)
+    parser.set_defaults(func=run, options=_Options)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(options: _Options) -> int:
     """Makes the calls of a file as asked.
 
     Returns:
         The exit status: 0 no call deviates, 1 one does, 2 could not run.
     """
-    without = tuple(words_of(arguments.without))
-    options = _Options(arguments.file, arguments.backend, arguments.level, without, arguments.json)
     require_writable(options.json)
     os.environ.setdefault("XLA_FLAGS", DEVICES)
-    backend = load_backend(options.backend, options.without)
+    backend = load_backend(options.backend, words_of(options.without))
     _require_known(backend)
     warning = unknown_version(backend)
     if warning:

@@ -3,10 +3,29 @@
 import argparse
 import difflib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import Field, fields
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from .exit_status import CannotRunError
 
-__all__ = ["BadInputError", "chosen", "did_you_mean", "family_of", "require_used", "words_of"]
+__all__ = ["BadInputError", "chosen", "did_you_mean", "family_of", "options_of", "require_used", "words_of"]
+
+
+class _Declared(Protocol):
+    """Options as a dataclass declares them."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+class _WithDefaults(Protocol):
+    """Options that know their defaults."""
+
+    @property
+    def default_of(self) -> Callable[[str], Any]:
+        """Says the default of an option."""
+
+
+Declared = TypeVar("Declared", bound=_Declared)
 
 _NEAR = 0.75
 """How alike a word must be to one that there is, of 1, for the message to ask whether that one was meant."""
@@ -59,19 +78,24 @@ def chosen(
     return [name for name in known if name in words or families.get(name) in words]
 
 
-def require_used(args: argparse.Namespace, names: Iterable[str], why: str) -> None:
+def options_of(declared: type[Declared], parsed: argparse.Namespace) -> Declared:
+    """The options of a command as it declares them: an option for each field of a frozen dataclass, by its name."""
+    return declared(**{option.name: getattr(parsed, option.name) for option in fields(declared)})
+
+
+def require_used(options: _WithDefaults, names: Iterable[str], why: str) -> None:
     """Refuses options that would be ignored.
 
     Args:
-        args: the arguments, with the parser's ``get_default`` as ``default_of``.
-        names: the options that do nothing here, as arguments are named.
+        options: the options, with the parser's ``get_default`` as ``default_of``.
+        names: the options that do nothing here, by their fields' names.
         why: when that is, as in "with --url".
 
     Raises:
         BadInputError: one of them has another value than its default.
     """
     for name in names:
-        value = getattr(args, name)
-        if value != args.default_of(name):
+        value = getattr(options, name)
+        if value != options.default_of(name):
             said = f"--{name.replace('_', '-')}{'' if value is True or value == '' else f' {value}'}"
             raise BadInputError(f"{said} says nothing {why}")

@@ -36,6 +36,8 @@ def recorded_answer(operation: Operation, expected: Answer) -> Answer:
     recorded = operation.result
     if operation.method == "allocate_slots" and recorded == [] and isinstance(expected.value, list):
         recorded = [[] for _ in expected.value]  # a run of calls names only those that gave pages
+    if operation.method == "counters" and isinstance(recorded, dict) and isinstance(expected.value, dict):
+        recorded = expected.value | recorded  # what nobody counted yet when it was recorded is not compared
     return Answer(recorded, None if operation.error is None else RecordedError(operation.error))
 
 

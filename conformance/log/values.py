@@ -149,7 +149,8 @@ def result(kind: str, value: Any, keys: KeyNumbers) -> Any:
         case "events":
             return [keys.event(told) for told in value]
         case "counters":
-            return {field.name: plain(getattr(value, field.name)) for field in fields(CacheCounters)}
+            counted = [field.name for field in fields(CacheCounters) if hasattr(value, field.name)]
+            return {name: plain(getattr(value, name)) for name in counted}
         case "array":
             return _array(np.asarray(value))
         case "batch":

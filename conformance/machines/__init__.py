@@ -14,7 +14,7 @@ from .kernels import GpuKernels, Kernels
 from .pins import Pins
 from .pool import Pool, PoolPins
 from .queue import Queue
-from .safe.manager import SafeGroups, SafeManager
+from .safe.manager import SafeAmid, SafeGroups, SafeManager
 from .safe.pool import SafePool
 from .secrets import Secrets
 from .serving import Serving
@@ -32,7 +32,7 @@ _DEFAULT: tuple[type[Machine], ...] = (
     *SMALLEST,
     *(Queue, Pool, PoolPins, Hash, Manager, Window, Chunk, Latent, State, Hybrid, Batch, Events, Index),
     *(Pins, Shards, Snapshots, Swap, Amid, Soak, Secrets),
-    *(SafePool, SafeManager, SafeGroups),
+    *(SafePool, SafeManager, SafeGroups, SafeAmid),
     *(Table, MultiTable, Programs),
     *(Sizing, Cache, Views, Attention, Limits, Latents, Serving, Sharded, Kernels, EngineMachine),
 )

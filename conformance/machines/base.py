@@ -141,20 +141,26 @@ class Machine(RuleBasedStateMachine):
         To Hypothesis this is the only rule: it would leave out many rules of most examples, and a cache that is
         never filled shows little. The steps of most weight come first, as Hypothesis has a liking for what does.
         """
-        if self._over:
-            return
+        if not self._over:
+            self.take_step_of(data.draw(st.sampled_from(self.possible_steps())), Drawing(data))
+
+    def possible_steps(self) -> list[str]:
+        """The names of the steps that are possible now, each as often as its weight, those of most weight first."""
         possible = [
             (name, found)
             for name, found in steps_of(type(self)).items()
             if not found.first and (found.when is None or found.when(self))
         ]
         possible.sort(key=lambda named: -named[1].weight)
-        name = data.draw(st.sampled_from([name for name, found in possible for _ in range(found.weight)]))
-        drawing, found = Drawing(data), steps_of(type(self))[name]
+        return [name for name, found in possible for _ in range(found.weight)]
+
+    def take_step_of(self, name: str, source: Drawing) -> None:
+        """Takes a step by its name, which decides by a source of decisions."""
+        found = steps_of(type(self))[name]
         if found.plays:
-            self.run_step(name, functools.partial(self.play, found.method(self, drawing)), None)
+            self.run_step(name, functools.partial(self.play, found.method(self, source)), None)
         else:
-            self.run_step(name, functools.partial(found.method, self, drawing), drawing.drawn)
+            self.run_step(name, functools.partial(found.method, self, source), source.drawn)
 
     def play(self, calls: Any) -> None:
         """Makes calls that a step yields; see `Calling`."""

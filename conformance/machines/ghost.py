@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import lcm
 from typing import Any
 
 from kvproof.spec.declarations import ExtraKey, Request
@@ -119,33 +120,69 @@ class Ghost:
         content = self.contents.get(page)
         return content is not None and len(content.tokens) % self.groups[content.group].page_size == 0
 
-    def longest(
-        self, world: World, resident: Collection[int], tokens: Sequence[int], extra_keys: Sequence[ExtraKey]
-    ) -> int:
-        """How long the longest prefix is that every group can serve from pages that are resident (MAN-1, MAN-9).
+    def begins_with(self, page: int, group: int, end: int, tokens: Sequence[int], keys: Iterable[ExtraKey]) -> bool:
+        """Whether a page begins with a request's tokens from the last page boundary before ``end`` up to it (MAN-17).
+
+        Args:
+            page: the page.
+            group: the cache group.
+            end: number of tokens.
+            tokens: the request's tokens.
+            keys: its extra keys: those that touch the whole page count.
+        """
+        content, own = self.contents.get(page), self.content(group, end, tokens, keys)
+        return (
+            content is not None
+            and (content.group, content.extra_keys) == (group, own.extra_keys)
+            and content.tokens[:end] == own.tokens
+        )
+
+    def serves(
+        self,
+        world: World,
+        resident: Collection[int],
+        length: int,
+        tokens: Sequence[int],
+        keys: Sequence[ExtraKey],
+        unit: int | None = None,
+    ) -> bool:
+        """Whether every group can serve a prefix of a request from pages that are resident (MAN-1, MAN-9, MAN-17).
 
         Args:
             world: the groups, and whether an Eagle draft model runs on them.
             resident: the pages that can be found.
-            tokens: a request's tokens, the last of which is to be computed.
-            extra_keys: its extra keys.
+            length: number of tokens of the prefix.
+            tokens: a request's tokens.
+            keys: its extra keys.
+            unit: the unit of hits that end amid a page; None: whole pages are hit.
         """
         found = {self.contents[page] for page in resident if page in self.contents}
-
-        def places(number: int, length: int) -> list[int]:
-            group = self.groups[number]
-            return list(range(group.first_place(length), length // group.page_size))
-
-        def serves(number: int, length: int) -> bool:
-            end = length // self.groups[number].page_size
-            behind = [end] if number in world.eagle_groups else []
-            if behind and (end + 1) * self.groups[number].page_size > len(tokens):
+        has_page = False
+        for number, group in enumerate(self.groups):
+            own_unit = group.page_size if unit is None or group.keeps_states else unit
+            reach = length + own_unit * (number in world.eagle_groups)
+            end, amid = divmod(reach, group.page_size)
+            places = range(group.first_place(length), end)
+            is_whole = all(self.full(number, place, tokens, keys) in found for place in places)
+            if reach > len(tokens) or not is_whole:
                 return False
-            needed = [*places(number, length), *behind]
-            return all(self.full(number, place, tokens, extra_keys) in found for place in needed)
+            if amid and not any(self.begins_with(page, number, reach, tokens, keys) for page in resident):
+                return False
+            has_page = has_page or length % group.page_size > 0 or group.first_place(length) * group.page_size < length
+        return has_page
 
-        numbers = range(len(self.groups))
-        for length in range((len(tokens) - 1) // world.unit * world.unit, 0, -world.unit):
-            if any(places(number, length) for number in numbers) and all(serves(n, length) for n in numbers):
+    def longest(
+        self,
+        world: World,
+        resident: Collection[int],
+        tokens: Sequence[int],
+        keys: Sequence[ExtraKey],
+        unit: int | None = None,
+    ) -> int:
+        """How long the longest prefix is that every group can serve; see `serves`. The last token is to be computed."""
+        units = (group.page_size if unit is None or group.keeps_states else unit for group in self.groups)
+        step = lcm(*units)
+        for length in range((len(tokens) - 1) // step * step, 0, -step):
+            if self.serves(world, resident, length, tokens, keys, unit):
                 return length
         return 0

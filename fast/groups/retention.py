@@ -18,8 +18,9 @@ from ..pool.page_pool import PagePool
 from ..reading.arguments import integer, refusal
 from .cache_group import CacheGroup
 from .live_requests import LiveRequests
+from .longest_hit import Hits
 
-__all__ = ["Retention"]
+__all__ = ["Retention", "ends_on_kept_page"]
 
 Bounds = tuple[int, int]
 """The first of some places, and the one behind the last."""
@@ -282,3 +283,15 @@ class Retention:
                 assert not passed or (self.judges and group.rule.gives_back), f"RET-3: passed {passed}: {state}"
                 first = group.rule.first_place(live.num_computed[slot])
                 assert all(place < first for place in passed), f"RET-3: passed {passed}: {state}"
+
+
+def ends_on_kept_page(kept: NDArray[np.bool_], hits: Hits, parts: Sequence[int]) -> bool:
+    """True if, in some group, a hit's last token lies in a page that is kept whoever lets go of it. O(groups).
+
+    Args:
+        kept: True for each page that is kept, `bool[num_pages]`.
+        hits: the hit's full pages in each group.
+        parts: where it ends amid a page, that page for each group, 0 for none; empty if it ends amid none.
+    """
+    ends = [int(own[-1]) if len(own) else 0 for own in hits]
+    return any(kept[part or end] for part, end in zip(parts or [0] * len(ends), ends, strict=True))

@@ -19,6 +19,7 @@ from kvproof.spec.declarations.snapshots import known_of
 from ..groups.cache_pages import CachePages
 from ..groups.coordinator import CacheCoordinator
 from ..groups.longest_hit import Hits
+from ..groups.retention import ends_on_kept_page
 from ..pool.hashing import PageHash, hash_request_tokens
 from ..reading.arguments import attribute, integer, refusal
 from ..reading.request_reading import another, read_prompt, read_request_id, read_tokens
@@ -63,6 +64,7 @@ class Prefixes:
         self.next_pin_id = 0
         self._num_requests = self._queried_tokens = self._hit_tokens = 0
         self._num_preemptions = self._preempted_tokens = 0
+        self._resumed_hit_tokens = self._junction_hit_tokens = 0
 
     # -- Finding ----------------------------------------------------------------------------------
 
@@ -169,8 +171,19 @@ class Prefixes:
         self.tokens_when_freed.pop(request_id, None)
         self.known[request_id] = request
 
-    def admitted(self, request: EngineRequest, request_id: str, num_tokens: int, found: int) -> None:
-        """Makes a request known that became live, and counts it, also as preempted if it was live (MAN-12)."""
+    def admitted(
+        self, request: EngineRequest, request_id: str, num_tokens: int, found: int, hits: Hits, parts: Sequence[int]
+    ) -> None:
+        """Makes a request known that became live, and counts it, also as preempted if it was live (MAN-12).
+
+        Args:
+            request: the request.
+            request_id: its id.
+            num_tokens: the number of its tokens.
+            found: the number of tokens that it hit.
+            hits: the full pages of these, for each group.
+            parts: the pages that hold the last of them where they end amid a page, see `CacheCoordinator.check_hits`.
+        """
         if request_id not in self.known or self.known[request_id] is not request:
             self._remember(request, request_id)
         if self.coordinator.enable_caching:
@@ -180,6 +193,9 @@ class Prefixes:
         if request_id in self.tokens_when_freed:
             self._num_preemptions += 1
             self._preempted_tokens += self.tokens_when_freed.pop(request_id)
+            self._resumed_hit_tokens += found
+        elif found and self._pool.lasting is not None and ends_on_kept_page(self._pool.lasting, hits, parts):
+            self._junction_hit_tokens += found
 
     def freed(self, request_id: str, num_tokens: int) -> None:
         """Records how many tokens of a request had slots until now, if the request is known (MAN-12)."""
@@ -202,6 +218,8 @@ class Prefixes:
             hit_tokens=self._hit_tokens,
             preemptions=self._num_preemptions,
             preempted_tokens=self._preempted_tokens,
+            resumed_hit_tokens=self._resumed_hit_tokens,
+            junction_hit_tokens=self._junction_hit_tokens,
         )
 
     @property
@@ -262,6 +280,7 @@ class Prefixes:
         self._num_requests, self._queried_tokens = counters.requests, counters.queried_tokens
         self._hit_tokens = counters.hit_tokens
         self._num_preemptions, self._preempted_tokens = counters.preemptions, counters.preempted_tokens
+        self._resumed_hit_tokens, self._junction_hit_tokens = counters.resumed_hit_tokens, counters.junction_hit_tokens
 
     def _read_hits(self, part: Part, num_tokens: int) -> Hits:
         """Reads the pages of a pinned prefix of ``num_tokens`` tokens, for each group."""

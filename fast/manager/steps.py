@@ -154,7 +154,7 @@ class Steps:
         pages = coordinator.admit(request, request_id, tokens, segments, hits, found, parts, promised, slots, delay)
         if pages is None:
             return None
-        self._prefixes.admitted(request, request_id, num_tokens, found)
+        self._prefixes.admitted(request, request_id, num_tokens, found, hits, parts)
         return coordinator.cache_pages_of(pages)
 
     def allocate_batch(

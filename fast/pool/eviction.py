@@ -1,8 +1,8 @@
 """EVICT-1: the free pages of priority 0 in the order of a policy that watches contents, and what it knows of them.
 
 It takes the place of the `FreeLog` in `FreeOrder`, and is told what happens to contents by the pool. What it knows of a
-page stands in columns: its mark, the clock at which it became free, which queue it waits in. Pages are taken and
-put back in array operations: a stretch of pages that one queue gives without another one's turn is a slice of it. What
+page stands in columns: its mark, how often it was let go, the clock at which it became free. Pages are taken and put
+back in array operations: a stretch of pages that one queue gives without another one's turn is a slice of it. What
 a step publishes, few pages at a time, is only noted; the marks of all that was noted are computed together, before the
 first of them is needed.
 """
@@ -23,25 +23,27 @@ from kvproof.spec.declarations.eviction import (
     EvictionPolicy,
     QueuesState,
     SavedEviction,
-    num_ghost_slots,
 )
 
 from ..index.runs import RunTree
 from ..reading.extra_keys import ExtraSegment
 from ..reading.tokens import TokenBytes
 from .contents import SavedContents
+from .ghosts import Ghosts
 from .marks import MARK, Marks
 from .page_log import BatchLog, PageLog
 from .shadows import Shadows
 
 __all__ = ["ReuseOrder"]
 
-_NOWHERE, _EMPTY, _FRONT, _LEVELS = range(4)
-"""Where a page waits; levels have the numbers from ``_LEVELS`` on."""
-_LEVEL_OF = (0, *(number.bit_length() for number in range(MOST_HITS + 1)))
+_EMPTY, _FRONT, _LEVELS = range(3)
+"""The numbers of the queues; levels have those from ``_LEVELS`` on."""
+_NEW = 1
+"""The number of uses of a cached page that was not let go yet; a page that was has one more, and one for each hit."""
+_MOST_USES = MOST_HITS + 2
+_LEVEL_OF = (0, 0, *(number.bit_length() for number in range(MOST_HITS + 1)))
 """The level of a page, by its number of uses."""
 _LEVELS_OF: NDArray[np.int64] = np.array(_LEVEL_OF)
-_LOW = 2**32 - 1
 _FEW = 6
 """The most pages that are taken one by one: more cost less in array operations (measured)."""
 _MOST_NOTED = 256
@@ -76,23 +78,19 @@ class ReuseOrder:
         "_freed_at",
         "_freed_cell",
         "_front",
-        "_ghost_cell",
         "_ghosts",
         "_levels",
         "_noted",
-        "_num_slots",
         "_place_cell",
+        "_places",
         "_queues",
         "_regrets",
-        "_run_cell",
         "_run_of",
         "_size",
         "_turn",
         "_turnovers",
         "_uses",
         "_uses_cell",
-        "_where",
-        "_where_cell",
         "clock",
         "mark_cell",
         "mark_of",
@@ -108,76 +106,79 @@ class ReuseOrder:
         self.serves_parts = False
         self.marks = Marks(none_hash)
         self._size = num_pages - 1
-        self._run_cell = run_cell
         self._run_of: NDArray[np.uint32] = np.frombuffer(run_cell, np.uint32)
-        self._num_slots = num_ghost_slots(self._size)
         self.mark_of: NDArray[np.int64] = np.zeros(num_pages, np.int64)
         self._freed_at: NDArray[np.int64] = np.zeros(num_pages, np.int64)
         self._noted: list[tuple[int, int, int, bytes, bytes]] = []
         """What `note_next` was given of pages whose marks are still to be computed."""
         self._uses: NDArray[np.uint8] = np.zeros(num_pages, np.uint8)
-        """How often each page was let go with its content: 0, or one more than its number of hits."""
-        self._where: NDArray[np.uint8] = np.zeros(num_pages, np.uint8)
-        self._ghosts: NDArray[np.uint32] = np.zeros(self._num_slots, np.uint32)
-        """The tag in each slot: one more than the upper bits of a mark, 0 where there is none."""
+        """0 for a page without a hash, `_NEW`, or two more than its number of hits for one that was let go."""
+        self._ghosts = Ghosts(self._size)
         self.mark_cell, self._freed_cell = self.mark_of.data, self._freed_at.data
-        self._uses_cell, self._where_cell = self._uses.data, self._where.data
-        self._ghost_cell = self._ghosts.data
+        self._uses_cell = self._uses.data
         self._place_cell = PageLog.places(num_pages)
+        self._places: NDArray[np.int64] = np.frombuffer(self._place_cell, np.int64)
         self.shadows = Shadows(self._size) if policy == "adaptive" else None
         self.clock = self._regrets = 0
         self._candidate = 0 if policy == "adaptive" else CANDIDATES.index(REUSE)
         self._turnovers = CANDIDATES[self._candidate].turnovers
         self._clear_queues()
         self._empty.put(np.arange(1, num_pages))
-        self._where[1:] = _EMPTY
         self.num_free = self._size
 
     def _clear_queues(self) -> None:
-        self._empty, self._front = PageLog(self._place_cell), BatchLog(self._place_cell)
-        self._levels = [PageLog(self._place_cell) for _ in range(NUM_LEVELS)]
+        self._empty, self._front = PageLog(self._place_cell, _EMPTY), BatchLog(self._place_cell, _FRONT)
+        self._levels = [PageLog(self._place_cell, _LEVELS + level) for level in range(NUM_LEVELS)]
         self._turn: tuple[PageLog, int] | None = None
         """The level whose turn it is, and the clock before which its pages became free that go now; None: not known."""
-        self._queues = (self._empty, self._empty, self._front, *self._levels)
-        """The queue of each number in ``_where``; the first number is no queue's."""
+        self._queues = (self._empty, self._front, *self._levels)
+        """The queues by their numbers."""
 
     # -- Taking -----------------------------------------------------------------------------------
 
     def take_one(self) -> int:
         """Takes the next page; at least one must be free. O(1) amortised."""
-        self.num_free -= 1
-        if self._empty.num:
-            page = self._empty.take_one()
-        elif self._front.num or self._turnovers is None:
-            page = self._chunk(1).item()
-        else:
-            page = self._take_of_turn(self._turnovers * self._size)
-        self._where_cell[page] = _NOWHERE
-        self.evicted_one(page)
-        return page
+        return self._take_few(1)[0]
+
+    def _take_few(self, count: int) -> list[int]:
+        """`take` in scalar operations."""
+        self.num_free -= count
+        pages: list[int] = []
+        while len(pages) < count:
+            if self._empty.num:
+                pages.append(self._empty.take_one())
+            elif self._front.num or self._turnovers is None:
+                pages += (taken := self._chunk(count - len(pages)).tolist())
+                self._evicted_few(taken)
+            else:
+                queue, bound = self._level_in_turn(self._turnovers * self._size)
+                pages += (taken := queue.take_while(self._freed_cell, bound, count - len(pages)))
+                self._evicted_few(taken)
+        return pages
 
     def evicted_one(self, page: int) -> None:
         """A free page, of this order or of another priority, is taken: its content, if it has one, becomes a ghost."""
-        if self._run_cell[page]:
-            mark = self.mark_cell[page]
-            self._ghost_cell[(mark & _LOW) * self._num_slots >> 32] = (mark >> 32) + 1
-            self._uses_cell[page] = 0
-            self.clock += 1
+        self._evicted_few((page,))
+
+    def _evicted_few(self, pages: Sequence[int]) -> None:
+        """`evicted` in scalar operations."""
+        uses, marks, add = self._uses_cell, self.mark_cell, self._ghosts.add_one
+        for page in pages:
+            if uses[page]:
+                add(marks[page])
+                uses[page] = 0
+                self.clock += 1
 
     def take(self, count: int) -> NDArray[np.int64]:
         """Takes the next ``count`` pages, `i64[count]`; at least ``count`` must be free. O(count) amortised."""
         num_empty = min(count, self._empty.num)
-        if not count or num_empty < count <= _FEW:
-            return np.array([self.take_one() for _ in range(count)], np.int64)
+        if num_empty < count <= _FEW:
+            return np.array(self._take_few(count), np.int64)
         self.num_free -= count
-        parts: list[NDArray[np.int64]] = []
-        if num_empty:
-            parts.append(self._empty.take(num_empty))
-            self._where[parts[0]] = _NOWHERE
+        parts = [self._empty.take(num_empty)] if num_empty or not count else []
         left = count - num_empty
         while left:
             pages = self._chunk(left)
-            self._where[pages] = _NOWHERE
             self.evicted(pages)
             parts.append(pages)
             left -= len(pages)
@@ -185,16 +186,10 @@ class ReuseOrder:
 
     def evicted(self, pages: NDArray[np.int64]) -> None:
         """`evicted_one` for distinct pages, in order. O(pages)."""
-        cached = self._cached(pages)
-        slots, tags = self._ghost(self.mark_of[cached])
-        self._ghosts[slots] = tags
+        cached, *_ = self._split(pages)
+        self._ghosts.add(self.mark_of[cached])
         self._uses[cached] = 0
         self.clock += len(cached)
-
-    def _ghost(self, marks: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-        """The slots and the tags of marks."""
-        slots = (marks & _LOW) * self._num_slots >> 32
-        return slots, ((marks >> 32) + 1).astype(np.uint32)
 
     def _chunk(self, most: int) -> NDArray[np.int64]:
         """The next pages, at least one and at most ``most``, that one queue gives before it is another's turn."""
@@ -204,23 +199,21 @@ class ReuseOrder:
             return self._front.take_of(self._front.latest(), most)
         return self._take_of_level(most, self._turnovers * self._size)
 
-    def _take_of_turn(self, longer: int) -> int:
-        """The first page of the level whose turn it is, which seldom is another one's than that of the last page."""
+    def _level_in_turn(self, longer: int) -> tuple[PageLog, int]:
+        """`_next_level`, which seldom is another one than for the last page."""
         turn = self._turn
         if turn is None or not turn[0].num or self._freed_cell[turn[0].first()] >= turn[1]:
-            queue, bound = self._next_level(longer)
-            turn = self._turn = queue, sys.maxsize if bound is None else bound
-        return turn[0].take_one()
+            turn = self._turn = self._next_level(longer)
+        return turn
 
-    def _next_level(self, longer: int) -> tuple[PageLog, int | None]:
+    def _next_level(self, longer: int) -> tuple[PageLog, int]:
         """The level that gives the next page, and up to which clock its pages go before the first of any other.
 
         Args:
             longer: how much longer a page stays than one of the level below.
 
         Returns:
-            The queue, and the clock before which its pages became free that are taken before another level's turn;
-            None: no other level has pages.
+            The queue, and the clock before which its pages became free that are taken before another level's turn.
         """
         best = other = -1
         first = second = 0
@@ -231,15 +224,21 @@ class ReuseOrder:
                     best, first, other, second = number, due, best, first
                 elif other < 0 or due < second:
                     other, second = number, due
-        bound = None if other < 0 else second - longer * best + (best < other)  # at the same time the lower one goes
+        # of two that go at the same time the lower one goes
+        bound = sys.maxsize if other < 0 else second - longer * best + (best < other)
         return self._levels[best], bound
 
     def _take_of_level(self, most: int, longer: int) -> NDArray[np.int64]:
         queue, bound = self._next_level(longer)
-        count = min(most, queue.num)
-        if bound is not None:
-            count = int(np.searchsorted(self._freed_at[queue.peek(count)], bound))
-        return queue.take(count)
+        return self._take_freed_before(queue, min(most, queue.num), bound)
+
+    def _take_freed_before(self, queue: PageLog, most: int, bound: int) -> NDArray[np.int64]:
+        """Takes those of the first ``most`` pages of a queue that became free before ``bound``, at least one."""
+        pages = queue.peek(most)
+        if self._freed_cell[pages.item(-1)] >= bound:
+            pages = pages[: np.searchsorted(self._freed_at[pages], bound)]
+        queue.drop_first(len(pages))
+        return pages
 
     def _keeping_chunk(self, most: int) -> NDArray[np.int64]:
         """`_chunk` by a candidate that keeps.
@@ -259,8 +258,7 @@ class ReuseOrder:
             if queue.num:
                 time = freed_at[queue.first()]
                 if time < stale:
-                    times = self._freed_at[queue.peek(min(before, queue.num))]
-                    return queue.take(int(np.searchsorted(times, stale)))
+                    return self._take_freed_before(queue, min(before, queue.num), stale)
                 before = min(before, time - stale + 1)
         if front.num:
             return front.take_of(front.latest(), before)
@@ -272,48 +270,39 @@ class ReuseOrder:
     def put_one(self, page: int) -> None:
         """`put` for one page. O(1) amortised."""
         self.num_free += 1
-        if not self._run_cell[page]:
-            self._where_cell[page] = _EMPTY
+        uses = self._uses_cell[page]
+        if not uses:
             self._empty.put_one(page)
             return
         self._freed_cell[page] = self.clock
-        level = _LEVEL_OF[self._uses_cell[page]]
+        level = _LEVEL_OF[uses]
         if not level and self._turnovers is None:
-            self._where_cell[page] = _FRONT
             self._front.put_batch(np.array((page,)), self.clock)
         else:
-            self._where_cell[page] = _LEVELS + level
             self._level(level).put_one(page)
 
     def put(self, pages: NDArray[np.int64]) -> None:
         """Puts distinct pages that became free at once, in order. O(pages) amortised."""
-        count = len(pages)
-        self.num_free += count
-        is_cached = self._run_of[pages] != 0
-        if np.count_nonzero(is_cached) < count:
-            empty, pages = pages[~is_cached], pages[is_cached]
-            self._where[empty] = _EMPTY
-            self._empty.put(empty)
-            if not len(pages):
+        self.num_free += len(pages)
+        cached, uses, others = self._split(pages)
+        if others is not None:
+            self._empty.put(others)
+            if not len(cached):
                 return
-        self._freed_at[pages] = self.clock
-        uses = self._uses[pages]
-        if np.count_nonzero(uses > 1):
+        self._freed_at[cached] = self.clock
+        if np.count_nonzero(uses > _NEW + 1):
             levels = _LEVELS_OF[uses]
             for level in range(1, NUM_LEVELS):
-                own = pages[levels == level]
+                own = cached[levels == level]
                 if len(own):
-                    self._where[own] = _LEVELS + level
                     self._level(level).put(own)
-            pages = pages[levels == 0]
-            if not len(pages):
+            cached = cached[levels == 0]
+            if not len(cached):
                 return
         if self._turnovers is None:
-            self._where[pages] = _FRONT
-            self._front.put_batch(pages, self.clock)
+            self._front.put_batch(cached, self.clock)
         else:
-            self._where[pages] = _LEVELS
-            self._level(0).put(pages)
+            self._level(0).put(cached)
 
     def _level(self, number: int) -> PageLog:
         """A level that is to get pages; where it has none, it may be its turn next."""
@@ -339,25 +328,21 @@ class ReuseOrder:
 
     def put_front(self, pages: NDArray[np.int64]) -> None:
         """Puts distinct pages without a hash before the first, in order (POOL-13). O(pages without a hash)."""
-        self._where[pages] = _EMPTY
         self._empty.put_front(pages)
         self.num_free += len(pages)
 
     def remove(self, pages: NDArray[np.int64]) -> None:
         """Removes distinct free pages from any places. O(pages)."""
-        where = self._where[pages]
-        for number in set(where.tolist()):
-            own = where == number
+        numbers = PageLog.numbers(self._places[pages])
+        for number in set(numbers.tolist()):
+            own = numbers == number
             num_own = np.count_nonzero(own)
-            if num_own:
-                self._queues[number].remove(pages if num_own == len(pages) else pages[own])
-        self._where[pages] = _NOWHERE
+            self._queues[number].remove(pages if num_own == len(pages) else pages[own])
         self.num_free -= len(pages)
 
     def remove_one(self, page: int) -> None:
         """Removes one free page from any place. O(1)."""
-        self._queues[self._where_cell[page]].remove_one(page)
-        self._where_cell[page] = _NOWHERE
+        self._queues[PageLog.number(self._place_cell[page])].remove_one(page)
         self.num_free -= 1
 
     def order(self, before: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
@@ -366,7 +351,7 @@ class ReuseOrder:
         Args:
             before: the pages of lower priorities, which would be taken before; None: there are none.
         """
-        trial = ReuseOrder(self._size + 1, self._run_cell, "reuse", b"")
+        trial = ReuseOrder(self._size + 1, self._run_of.data, "reuse", b"")
         saved = self.saved()
         saved.queues.ghosts = []
         num_before = 0 if before is None else int(np.count_nonzero(self._run_of[before]))
@@ -389,10 +374,11 @@ class ReuseOrder:
         before = self._mark_behind(tree, after)
         text = tokens[: len(pages) * tree.page_bytes]
         marks = self.marks.chain(before, tree.page_bytes // 4, text, segments, start)
-        held = pages.nonzero()[0]
-        if held.size < len(pages):
+        if np.count_nonzero(pages) < len(pages):
+            held = pages.nonzero()[0]
             pages, marks = pages[held], marks[held]
         self.mark_of[pages] = marks
+        self._uses[pages] = _NEW
 
     def _mark_behind(self, tree: RunTree, page: int) -> int:
         """The mark of a cached page; that before the first page of a tree for page 0."""
@@ -406,12 +392,14 @@ class ReuseOrder:
         """`note_pages` for one page behind a cached one, with tokens of this page alone. O(1), and O(tokens) later."""
         self._noted.append((page, after, place, tokens, extra))
         self.mark_cell[page] = _NOT_YET
+        self._uses_cell[page] = _NEW
         if len(self._noted) > _MOST_NOTED:
             self.settle()
 
     def note_part(self, tree: RunTree, page: int, after: int, place: int, tokens: bytes, extra: bytes) -> None:
         """`note_next` for a page that isn't full, which may be a request's first: then ``after`` is 0 (MAN-17)."""
         self.mark_cell[page] = self.marks.next(self._mark_behind(tree, after), place, tokens, extra)
+        self._uses_cell[page] = _NEW
 
     def settle(self) -> None:
         """Computes the marks of what was noted, before such a page, or the one before it, is free. O(tokens)."""
@@ -426,54 +414,66 @@ class ReuseOrder:
         """The pages whose marks are still to be computed, and those before them: none of them is free."""
         return [page for noted in self._noted for page in noted[:2]]
 
-    def _follow(self, candidate: int) -> None:
-        """Goes on by another rule."""
-        self._candidate, self._turnovers = candidate, CANDIDATES[candidate].turnovers
-        self._turn = None
-
-    def _cached(self, pages: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The cached ones of pages."""
-        is_cached = self._run_of[pages] != 0
-        return pages if np.count_nonzero(is_cached) == len(pages) else pages[is_cached]
+    def _split(self, pages: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.uint8], NDArray[np.int64] | None]:
+        """The cached ones of pages, their numbers of uses, and the others; None if there are none."""
+        uses = self._uses[pages]
+        others = len(pages) - np.count_nonzero(uses)
+        if not others:
+            return pages, uses, None
+        if np.count_nonzero(uses[:others]) == 0:  # a request's last page, which comes first, is seldom full
+            return pages[others:], uses[others:], pages[:others]
+        is_cached = uses != 0
+        return pages[is_cached], uses[is_cached], pages[~is_cached]
 
     def released(self, pages: NDArray[np.int64]) -> None:
         """A request is about to let go of distinct pages, in this order, without those that no hit needs. O(pages)."""
         self.settle()
-        is_cached = self._run_of[pages] != 0
-        num_cached = np.count_nonzero(is_cached)
+        cached, uses, others = self._split(pages)
+        num_cached = len(cached)
         if not num_cached:
             return
-        cached = pages if num_cached == len(pages) else pages[is_cached]
-        marks, uses = self.mark_of[cached], self._uses[cached]
-        slots, tags = self._ghost(marks)
-        is_new = uses == 0
-        is_ghost = (self._ghosts[slots] == tags) & is_new
-        num_ghosts = int(np.count_nonzero(is_ghost))
-        self._regrets += num_ghosts
-        if self.shadows is not None:
-            self._ask(marks, is_new, is_ghost)
+        is_new = uses == _NEW
+        num_new, is_ghost = np.count_nonzero(is_new), None
+        looks = num_new and self._ghosts.any
+        if looks or self.shadows is not None:
+            marks = self.mark_of[cached]
+            if looks:
+                is_ghost = self._ghosts.contain(marks) & is_new
+                num_ghosts = int(np.count_nonzero(is_ghost))
+                self._regrets += num_ghosts
+                is_ghost = is_ghost if num_ghosts else None
+            if self.shadows is not None:
+                self._ask(self.shadows, marks, is_new, is_ghost)
         candidate = CANDIDATES[self._candidate]
-        if np.count_nonzero(is_new) == num_cached and not (num_ghosts and candidate.uses_ghosts):
-            self._uses[cached] = 1
+        if not candidate.uses_ghosts:
+            is_ghost = None
+        if num_new == num_cached and is_ghost is None:
+            self._uses[cached] = _NEW + 1
             return
-        np.minimum(uses, MOST_HITS, out=uses)
         uses += 1
-        if candidate.uses_ghosts:
+        np.minimum(uses, _MOST_USES, out=uses)
+        if is_ghost is not None:
             uses += is_ghost
-        if self.serves_parts and candidate.extends and np.count_nonzero(uses > 1):
-            np.maximum(uses, 2, out=uses)
+        if self.serves_parts and candidate.extends and np.count_nonzero(uses > _NEW + 1):
+            np.maximum(uses, _NEW + 2, out=uses)
         start = 0
-        if num_cached + is_cached.argmax() < len(pages):  # a page without a hash, which needs none, is among them
+        if others is not None and others[-1] != pages[len(others) - 1]:  # one without a hash, which needs none, is amid
+            is_cached = self._uses[pages] != 0
             for end in (np.diff(is_cached.nonzero()[0]) > 1).nonzero()[0].tolist():
                 np.maximum.accumulate(uses[start : end + 1], out=uses[start : end + 1])
                 start = end + 1
         np.maximum.accumulate(uses[start:], out=uses[start:])
         self._uses[cached] = uses
 
-    def _ask(self, marks: NDArray[np.int64], is_new: NDArray[np.bool_], is_ghost: NDArray[np.bool_]) -> None:
-        """`released` for the shadow pools, which may say that another rule is better."""
-        assert self.shadows is not None, "without shadow pools nothing is sampled"
-        places = self.shadows.sampled(marks)
+    def _ask(
+        self,
+        shadows: Shadows,
+        marks: NDArray[np.int64],
+        is_new: NDArray[np.bool_],
+        is_ghost: NDArray[np.bool_] | None,
+    ) -> None:
+        """`released` for the shadow pools, which may say that another rule is better; no ``is_ghost``: none is one."""
+        places = shadows.sampled(marks)
         if not len(places):
             return
         own = marks[places]
@@ -481,16 +481,18 @@ class ReuseOrder:
         if len(set(asked)) < len(asked):  # pages of one content, of which the first one counts
             places = places[np.sort(np.unique(own, return_index=True)[1])]
             asked = marks[places].tolist()
-        is_hit, was_evicted = (~is_new[places]).tolist(), is_ghost[places].tolist()
+        is_hit = (~is_new[places]).tolist()
+        was_evicted = [False] * len(asked) if is_ghost is None else is_ghost[places].tolist()
         beside = self.num_free - self._empty.num if self.serves_parts else None
-        candidate = self.shadows.ask(asked, is_hit, was_evicted, self._candidate, beside)
+        candidate = shadows.ask(asked, is_hit, was_evicted, self._candidate, beside)
         if candidate != self._candidate:
-            self._follow(candidate)
+            self._candidate, self._turnovers = candidate, CANDIDATES[candidate].turnovers
+            self._turn = None
 
     def forgotten(self, pages: NDArray[np.int64]) -> None:
         """Distinct pages are about to lose the hashes that they have, not by eviction; they keep places. O(pages)."""
         self.settle()
-        pages = self._cached(pages)
+        pages, *_ = self._split(pages)
         self._uses[pages] = 0
         if self.shadows is not None:
             marks = self.mark_of[pages]
@@ -507,11 +509,9 @@ class ReuseOrder:
     def saved(self) -> SavedEviction:
         """What a snapshot has of the policy. O(pages and ghosts)."""
         levels = [self._with_times(queue) for queue in self._levels]
-        slots = self._ghosts.nonzero()[0]
-        ghosts = list(zip(slots.tolist(), self._ghosts[slots].tolist(), strict=True))
-        used = self._uses.nonzero()[0]
-        hits = list(zip(used.tolist(), (self._uses[used] - 1).tolist(), strict=True))
-        queues = QueuesState(self._front.in_batches(), levels, hits, ghosts)
+        used = (self._uses > _NEW).nonzero()[0]
+        hits = list(zip(used.tolist(), (self._uses[used] - np.uint8(_NEW + 1)).tolist(), strict=True))
+        queues = QueuesState(self._front.in_batches(), levels, hits, self._ghosts.state())
         empty: list[int] = self._empty.order().tolist()
         saved = SavedEviction(self._regrets, empty, queues, self._candidate)
         if self.shadows is not None:
@@ -538,23 +538,21 @@ class ReuseOrder:
         self.clock, self._regrets = clock, saved.regrets
         self._candidate, self._turnovers = saved.candidate, CANDIDATES[saved.candidate].turnovers
         self._clear_queues()
-        self._where[:] = _NOWHERE
-        self._uses[:] = 0
+        self._uses[:] = np.where(self._run_of != 0, _NEW, 0)
         for page, number in saved.queues.hits:
-            self._uses_cell[page] = number + 1
-        for slot, tag in saved.queues.ghosts:
-            self._ghosts[slot] = tag
+            self._uses_cell[page] = _NEW + 1 + number
+        self._ghosts.restore(saved.queues.ghosts)
         entries = [(_EMPTY, page, 0) for page in saved.empty]
         for number, level in enumerate(saved.queues.levels, _LEVELS):
             entries += [(number, *entry) for entry in level]
         for number, page, time in entries:
-            self._where_cell[page], self._freed_cell[page] = number, time
+            self._freed_cell[page] = time
             self._queues[number].put_one(page)
         for time, batch in saved.queues.front:
             pages = np.array(batch, np.int64)
-            self._where[pages], self._freed_at[pages] = _FRONT, time
+            self._freed_at[pages] = time
             self._front.put_batch(pages, time)
-        self.num_free = sum(queue.num for queue in self._queues[1:])
+        self.num_free = sum(queue.num for queue in self._queues)
         if self.shadows is not None:
             self.shadows.restore(saved)
 
@@ -564,23 +562,20 @@ class ReuseOrder:
         Raises:
             AssertionError: one does not hold.
         """
-        free = np.zeros(len(self._where), np.int64)
-        for number, queue in list(enumerate(self._queues))[1:]:
+        free = np.zeros(len(self._uses), np.int64)
+        is_cached, uses = self._run_of != 0, self._uses
+        assert ((uses != 0) == is_cached).all(), f"EVICT-1: uses {uses.tolist()} of pages with a hash and without"
+        assert uses.max() <= _MOST_USES, f"EVICT-1: uses {uses.tolist()}"
+        for number, queue in enumerate(self._queues):
             queue.check()
             own = queue.order()
             free[own] += 1
-            assert (self._where[own] == number).all(), f"EVICT-1: queue {number} and where pages wait: {own.tolist()}"
+            levels = _LEVELS_OF[uses[own[is_cached[own]]]]
+            assert number != _EMPTY or not len(levels), "EVICT-1: a cached page is among those without a hash"
+            assert (levels == max(number - _LEVELS, 0)).all(), "EVICT-1: a page is on another's level"
         assert (free <= 1).all(), "POOL-2: a page is free twice"
-        assert ((self._where != _NOWHERE) == (free == 1)).all(), "POOL-2: where pages wait"
         assert self.num_free == free.sum(), f"POOL-2: {self.num_free} free pages, counted {free.sum()}"
         assert not free[self.noted_pages()].any(), f"EVICT-1: noted, and some of them free: {self.noted_pages()}"
-        is_cached, uses = self._run_of != 0, self._uses
-        assert not uses[~is_cached].any(), "EVICT-1: a page without a hash has uses"
-        assert uses.max() <= MOST_HITS + 1, f"EVICT-1: uses {uses.tolist()}"
-        assert not (is_cached & (self._where == _EMPTY)).any(), "EVICT-1: a cached page is among those without a hash"
-        waits = is_cached & (self._where != _NOWHERE)
-        own_level = np.where(self._where == _FRONT, _LEVELS, self._where) - _LEVELS
-        assert (_LEVELS_OF[uses] == own_level)[waits].all(), "EVICT-1: a page is on another's level"
         for queue in self._levels:
             times = self._freed_at[queue.order()]
             assert (np.diff(times) >= 0).all(), f"EVICT-1: {times.tolist()}"

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 __all__ = ["BatchLog", "PageLog"]
 
 _LEAST = 64
+_PLACE_BITS = 40
+_PLACE = 2**_PLACE_BITS - 1
 _MUCH = 4_096
 """A log longer than this is given up when it is taken empty: the pages wait in another one by then."""
 
@@ -21,7 +23,9 @@ class PageLog:
     """Free pages, the one that was put first in front. It trusts its caller.
 
     Args:
-        positions: the place of each free page in its log, `i32[num_pages]`; shared by several logs.
+        positions: where each free page stands, `i64[num_pages]`, shared by several logs: its place in its log, and the
+            number of that log above it, from bit `_PLACE_BITS` on.
+        number: the number of this log.
 
     Attributes:
         num: the number of pages.
@@ -29,11 +33,12 @@ class PageLog:
         tail: the place behind the last entry in use.
     """
 
-    __slots__ = ("_cell", "_log", "_place_cell", "_places", "head", "num", "tail")
+    __slots__ = ("_cell", "_log", "_own", "_place_cell", "_places", "head", "num", "tail")
 
-    def __init__(self, positions: "array[int]") -> None:
+    def __init__(self, positions: "array[int]", number: int) -> None:
         self._place_cell = positions
-        self._places: NDArray[np.int32] = np.frombuffer(positions, np.int32)
+        self._places: NDArray[np.int64] = np.frombuffer(positions, np.int64)
+        self._own = number << _PLACE_BITS
         self._log: NDArray[np.int32] = np.zeros(_LEAST, np.int32)
         self._cell = self._log.data
         self.head = self.tail = self.num = 0
@@ -41,7 +46,17 @@ class PageLog:
     @staticmethod
     def places(num_pages: int) -> "array[int]":
         """The column of places of a pool's pages."""
-        return array("i", (0,)) * num_pages
+        return array("q", (0,)) * num_pages
+
+    @staticmethod
+    def numbers(places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The numbers of the logs in which pages stand, by their entries in the column of places."""
+        return places >> _PLACE_BITS
+
+    @staticmethod
+    def number(place: int) -> int:
+        """`numbers` for one page."""
+        return place >> _PLACE_BITS
 
     def first(self) -> int:
         """The first page; there must be one. O(1) amortised."""
@@ -71,17 +86,17 @@ class PageLog:
             self.head = self.tail
         else:
             last = self.peek(count + 1).item(-1)
-            self.head = self._place_cell[last]
+            self.head = self._place_cell[last] & _PLACE
         self.num -= count
+        if not self.num and len(self._log) > _MUCH:
+            self._log = np.zeros(_LEAST, np.int32)
+            self._cell = self._log.data
+            self.head = self.tail = 0
 
     def take(self, count: int) -> NDArray[np.int64]:
         """Takes the first ``count`` pages, at most as many as there are, `i64[count]`. O(count) amortised."""
         pages = self.peek(count)
         self.drop_first(count)
-        if not self.num and len(self._log) > _MUCH:
-            self._log = np.zeros(_LEAST, np.int32)
-            self._cell = self._log.data
-            self.head = self.tail = 0
         return pages
 
     def take_one(self) -> int:
@@ -91,12 +106,29 @@ class PageLog:
         self.num -= 1
         return page
 
+    def take_while(self, times: "memoryview[int]", bound: int, most: int) -> list[int]:
+        """Takes the first pages, at most ``most`` of them, as long as their ``times`` are below ``bound``."""
+        cell, head = self._cell, self.head
+        pages: list[int] = []
+        for _ in range(min(most, self.num)):
+            page = cell[head]
+            while not page:
+                head += 1
+                page = cell[head]
+            if times[page] >= bound:
+                break
+            pages.append(page)
+            head += 1
+        self.head = head
+        self.num -= len(pages)
+        return pages
+
     def put_one(self, page: int) -> None:
         """Puts a page behind the last. O(1) amortised."""
         if self.tail == len(self._log):
             self._pack(1)
         self._cell[self.tail] = page
-        self._place_cell[page] = self.tail
+        self._place_cell[page] = self._own + self.tail
         self.tail += 1
         self.num += 1
 
@@ -107,7 +139,7 @@ class PageLog:
             self._pack(count)
         end = self.tail + count
         self._log[self.tail : end] = pages
-        self._places[pages] = np.arange(self.tail, end, dtype=np.int32)
+        self._places[pages] = np.arange(self._own + self.tail, self._own + end)
         self.tail = end
         self.num += count
 
@@ -120,12 +152,12 @@ class PageLog:
 
     def remove(self, pages: NDArray[np.int64]) -> None:
         """Removes distinct pages from any places. O(pages)."""
-        self._log[self._places[pages].astype(np.int64)] = 0
+        self._log[self._places[pages] & _PLACE] = 0
         self.num -= len(pages)
 
     def remove_one(self, page: int) -> None:
         """Removes a page from any place. O(1)."""
-        self._cell[self._place_cell[page]] = 0
+        self._cell[self._place_cell[page] & _PLACE] = 0
         self.num -= 1
 
     def order(self) -> NDArray[np.int64]:
@@ -142,7 +174,7 @@ class PageLog:
             self._log = np.zeros(room, np.int32)
             self._cell = self._log.data
         self._log[: len(live)] = live
-        self._places[live] = np.arange(len(live), dtype=np.int32)
+        self._places[live] = np.arange(self._own, self._own + len(live))
         self.head, self.tail = 0, len(live)
 
     def check(self) -> None:
@@ -155,7 +187,9 @@ class PageLog:
         state = f"{self.num} pages, log[{self.head}:{self.tail}] = {self._log[self.head : self.tail].tolist()}"
         assert 0 <= self.head <= self.tail <= len(self._log), state
         assert len(order) == self.num == len(np.unique(order)), f"POOL-2: {state}"
-        assert (self._log[self._places[order]] == order).all(), f"POOL-2: places {self._places.tolist()}, {state}"
+        places = self._places[order]
+        assert (self._log[places & _PLACE] == order).all(), f"POOL-2: places {places.tolist()}, {state}"
+        assert (self.numbers(places) == self.number(self._own)).all(), f"POOL-2: places {places.tolist()}, {state}"
 
 
 class BatchLog(PageLog):
@@ -167,8 +201,8 @@ class BatchLog(PageLog):
 
     __slots__ = ("batches",)
 
-    def __init__(self, positions: "array[int]") -> None:
-        super().__init__(positions)
+    def __init__(self, positions: "array[int]", number: int) -> None:
+        super().__init__(positions, number)
         self.batches: list[list[int]] = []
 
     def put_batch(self, pages: NDArray[np.int64], clock: int) -> None:

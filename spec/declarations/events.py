@@ -96,6 +96,11 @@ CacheEvent = PageStored | PageRemoved | CacheCleared
 class CacheCounters:
     """The counters of a manager or a pool since it was made. Times are measured in allocated pages.
 
+    Hits are told by two reasons that an admission shows. What else was hit (`hit_tokens` without both) was left by
+    other requests: the turn before in a conversation, or whoever had the same beginning. Which of them it was would
+    take a note of its writer on every page, so it is left to ``kvproof replay``, which knows the trace. Pages that
+    were evicted too early, or let go as no hit can need them, are in `PagePool.eviction_counters`.
+
     Attributes:
         requests: number of admissions with caching on.
         queried_tokens: number of tokens of the requests counted in ``requests``.
@@ -105,6 +110,9 @@ class CacheCounters:
         preempted_tokens: number of tokens that preempted requests had promised when they were freed.
         page_lifetimes: histogram of the times from caching to eviction of sampled pages, see `NUM_BUCKETS`.
         reuse_gaps: histogram of the times for which sampled pages were free before they were hit again.
+        resumed_hit_tokens: number of ``hit_tokens`` at the admissions counted in ``preemptions``.
+        junction_hit_tokens: number of ``hit_tokens`` at other admissions where, in some group, the page that holds the
+            last of them was kept for a junction or the retention interval (RET-3).
     """
 
     requests: int = 0
@@ -115,6 +123,8 @@ class CacheCounters:
     preempted_tokens: int = 0
     page_lifetimes: tuple[int, ...] = (0,) * NUM_BUCKETS
     reuse_gaps: tuple[int, ...] = (0,) * NUM_BUCKETS
+    resumed_hit_tokens: int = 0
+    junction_hit_tokens: int = 0
 
 
 class PageCopy(NamedTuple):

@@ -234,15 +234,25 @@ def group_of(part: Part) -> CacheGroupSpec:
 # -- Counters -------------------------------------------------------------------------------------
 
 
+_ONLY_WHERE_COUNTED = ("resumed_hit_tokens", "junction_hit_tokens")
+"""Counters that documents lack where they are 0: those written before there were these counters stay as they are."""
+
+
 def counters_to_json(counters: CacheCounters) -> dict[str, Any]:
-    """The fields of counters, histograms as lists."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(counters).items()}
+    """The fields of counters, histograms as lists, hits by reason only where there are any."""
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in asdict(counters).items()
+        if value or name not in _ONLY_WHERE_COUNTED
+    }
 
 
 def counters_of(part: Part) -> CacheCounters:
     """Reads counters."""
     histograms = {field.name for field in fields_of(CacheCounters) if isinstance(field.default, tuple)}
-    members = part.members(field.name for field in fields_of(CacheCounters))
+    known = part.value if isinstance(part.value, Mapping) else {}
+    names = [field.name for field in fields_of(CacheCounters)]
+    members = part.members(name for name in names if name in known or name not in _ONLY_WHERE_COUNTED)
     numbers: dict[str, Any] = {
         name: tuple(count.integer() for count in member.items(NUM_BUCKETS)) if name in histograms else member.integer()
         for name, member in members.items()

@@ -28,7 +28,7 @@
     copies          [[request id, group, source, destination]], not taken by `take_page_copies` yet; for copies amid a
                     page the number of tokens follows
     events          [{kind, the fields of the event}], not taken by `take_events` yet
-    counters        {the fields of CacheCounters}
+    counters        {the fields of CacheCounters}; resumed_hit_tokens and junction_hit_tokens only where not 0
     clock           the number of pages ever allocated
     stored_at       [[page, clock]] of the sampled pages that are cached, by page
     freed_at        [[page, clock]] of those among them that are free, by page

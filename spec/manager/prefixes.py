@@ -156,8 +156,18 @@ class Prefixes:
             self.tokens_when_freed.pop(request_id, None)
         self.known[request_id] = request
 
-    def admitted(self, request: EngineRequest, request_id: str, num_tokens: int, found: int) -> None:
-        """Makes a request known that becomes live, and counts it, also as preempted if it was live (MAN-12)."""
+    def admitted(
+        self, request: EngineRequest, request_id: str, num_tokens: int, found: int, ends: Sequence[CachePage]
+    ) -> None:
+        """Makes a request known that becomes live, and counts it, also as preempted if it was live (MAN-12).
+
+        Args:
+            request: the request.
+            request_id: its id.
+            num_tokens: number of its tokens.
+            found: how many of them it hit.
+            ends: the pages that hold the last of these, one of each group that has any.
+        """
         self.remember(request, request_id)
         if self._pool.enable_caching:
             self.counted = replace(
@@ -171,7 +181,10 @@ class Prefixes:
                 self.counted,
                 preemptions=self.counted.preemptions + 1,
                 preempted_tokens=self.counted.preempted_tokens + self.tokens_when_freed.pop(request_id),
+                resumed_hit_tokens=self.counted.resumed_hit_tokens + found,
             )
+        elif any(page.page_id in self._pool.lasting for page in ends):
+            self.counted = replace(self.counted, junction_hit_tokens=self.counted.junction_hit_tokens + found)
 
     def freed(self, request_id: str, num_tokens: int) -> None:
         """Records how many tokens of a request had slots until now, if the request is known (MAN-12)."""

@@ -151,7 +151,7 @@ class Steps:
             junction = coordinator.find_junction(demand.chains, demand.num_tokens)
             live = self._live.admit(demand.request, request_id, demand.found)
             live.prompt_end, live.junction = point, junction
-            self._prefixes.admitted(demand.request, request_id, demand.num_tokens, demand.found)
+            self._prefixes.admitted(demand.request, request_id, demand.num_tokens, demand.found, demand.hit_ends)
             coordinator.save_new_computed_pages(request_id, demand.hits, demand.parts)
         live.num_promised = max(live.num_promised, demand.promised)
         live.num_slots = max(live.num_slots, demand.slots)

@@ -43,6 +43,12 @@ class Demand:
     promised: int
     slots: int
 
+    @property
+    def hit_ends(self) -> list[CachePage]:
+        """The pages that hold the last of the found tokens, one of each group that has any."""
+        ends = [part or (pages[-1] if pages else None) for pages, part in zip(self.hits, self.parts, strict=True)]
+        return [page for page in ends if page is not None]
+
 
 def read_hits(
     coordinator: CacheCoordinator, request: EngineRequest, is_live: bool, found: int, pages: object, chains: Chains

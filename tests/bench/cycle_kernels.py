@@ -1,24 +1,22 @@
-"""The kernels whose schedules `cycle_report` counts: compiled here, in a process of its own for each.
+"""Our kernels whose schedules `cycle_report` counts, compiled here, and those of others (`cycle_peers`).
+
+Each is compiled in a process of its own:
 
     python -m tests.bench.cycle_kernels decode v6e 16
 
-prints, as the last line, what the report has to know of a turn of the kernel's loop over blocks of keys.
+prints, as the last line, what the report has to know of a turn of the kernel's loop over blocks of keys (a `Turn`), or
+the reason why the kernel can't be counted here.
 """
 
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
-from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention, tuned_block_sizes
 
 from kvproof.kernels.layout import CacheLayout
 from kvproof.kernels.options import AttentionOptions
@@ -26,52 +24,29 @@ from kvproof.kernels.storage import ScaledPages
 from kvproof.kernels.tpu import decode, decode_plan, mla, prefill, prefill_geometry
 
 from ..kernels import aot
+from .cycle_peers import PEERS
+from .cycle_turn import (
+    DTYPE,
+    HEAD_DIM,
+    I32,
+    LATENT_DIM,
+    MLA_DIMS,
+    MLA_HEADS,
+    NUM_KV_HEADS,
+    NUM_PAGES,
+    NUM_Q_HEADS,
+    NUM_SEQS,
+    PREFILL_TOKENS,
+    ROTARY_DIM,
+    NotCounted,
+    Turn,
+    lengths,
+)
 
-__all__ = ["KERNELS", "Turn"]
+__all__ = ["KERNELS", "OURS"]
 
-# Llama-3-8B: the shapes of the figures that are published.
-NUM_Q_HEADS, NUM_KV_HEADS, HEAD_DIM = 32, 8, 128
 GROUP = NUM_Q_HEADS // NUM_KV_HEADS
-# So many pages that no compiler thinks of keeping the cache in VMEM.
-NUM_SEQS, CONTEXT, NUM_PAGES = 8, 4096, 20_000
-PREFILL_TOKENS = 2048
-# DeepSeek-V3.
-MLA_HEADS, LATENT_DIM, ROTARY_DIM = 128, 512, 64
-
-DTYPE = jnp.bfloat16
-I32 = jnp.int32
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One turn of a kernel's loop over blocks of keys.
-
-    Attributes:
-        kernel: the name that the schedule has in the dumps.
-        keys: keys that it works on.
-        queries: query tokens that it works on, of a full block.
-        key_bytes: bytes of HBM for each key.
-        pages: turns of the loop that starts the copies of a block's pages, where there is one.
-        heads: turns of each loop over heads, in the order of the code: of what turns once there is no loop.
-        sizes: keys that a turn works on where all its blocks are of one size, for each of several sizes, rising.
-        blocks: blocks of a turn, each of one sequence; None: a turn is of one.
-    """
-
-    kernel: str
-    keys: int
-    queries: int
-    key_bytes: int
-    pages: int
-    heads: tuple[int, ...] = ()
-    sizes: tuple[int, ...] = ()
-    blocks: int | None = None
-
-
-def _lengths(num_seqs: int, page: int) -> tuple[Any, Any, Any, Any]:
-    """kv_lens, page_table, cu_q_lens, num_seqs."""
-    shapes = ((num_seqs,), (num_seqs, CONTEXT // page), (num_seqs + 1,), (1,))
-    kv_lens, table, starts, count = (aot.shape(shape, I32) for shape in shapes)
-    return kv_lens, table, starts, count
+KEY_BYTES = 2 * NUM_KV_HEADS * HEAD_DIM * 2
 
 
 def _options(
@@ -86,9 +61,6 @@ def _pages(page: int, options: AttentionOptions) -> Any:
     return aot.shape((NUM_PAGES, page, *options.layout.row_shape), options.kv_dtype)
 
 
-KEY_BYTES = 2 * NUM_KV_HEADS * HEAD_DIM * 2
-
-
 def compile_decode(
     device: str, page: int, kv_dtype: Any = DTYPE, scaled: bool = False, num_queries: int = 1, **options_: Any
 ) -> Turn:
@@ -99,7 +71,7 @@ def compile_decode(
     if scaled:
         scales: Any = aot.shape((NUM_PAGES, page, 2 * NUM_KV_HEADS), jnp.float32)
         pages = ScaledPages(pages, scales)
-    kv_lens, table, _, count = _lengths(NUM_SEQS, page)
+    kv_lens, table, _, count = lengths(NUM_SEQS, page)
     queries: Any = aot.shape((NUM_SEQS, num_queries, GROUP * layout.num_kv_heads, layout.head_dim), DTYPE)
     q_lens = [aot.shape((NUM_SEQS,), I32)] if num_queries > 1 else []
     plans = []
@@ -115,14 +87,15 @@ def compile_decode(
     numbers = layout.combined_rows * layout.storage_head_dim
     key_bytes = numbers * plan.kv_dtype.itemsize + (4 * layout.combined_rows if scaled else 0)
     name = "paged_decode" if num_queries == 1 else "paged_decode_drafts"
-    return Turn(name, sizes[-1], 1, key_bytes, plan.pages_per_block, (), sizes, plan.blocks.buffers)
+    rows, dims = queries.shape[1] * queries.shape[2], (layout.head_dim, layout.head_dim)
+    return Turn(name, sizes[-1], 1, key_bytes, plan.pages_per_block, (), sizes, plan.blocks.buffers, rows, dims)
 
 
 def compile_prefill(device: str, page: int) -> Turn:
     """Our general kernel, over the v3 cache."""
     options = _options()
     pages = _pages(page, options)
-    kv_lens, table, starts, count = _lengths(NUM_SEQS, page)
+    kv_lens, table, starts, count = lengths(NUM_SEQS, page)
     queries: Any = aot.shape((PREFILL_TOKENS, NUM_Q_HEADS, HEAD_DIM), DTYPE)
     geometry = prefill_geometry.plan(queries, pages, table, options)
     turns_of_heads = [
@@ -154,67 +127,12 @@ def compile_mla(device: str, page: int) -> Turn:
         aot.shape((NUM_SEQS, MLA_HEADS, ROTARY_DIM), DTYPE),
         aot.shape((NUM_PAGES, page, width), DTYPE),
     ]
-    aot.compile_for(device, partial(mla.attend, options=options), *shapes, *_lengths(NUM_SEQS, page))
-    blocks = mla.fitting_blocks(shapes[0], shapes[2], _lengths(NUM_SEQS, page)[1], mla.BLOCK)
-    return Turn("mla_decode", blocks.keys, 1, 2 * width, blocks.pages, (), blocks.sizes, 1)
+    aot.compile_for(device, partial(mla.attend, options=options), *shapes, *lengths(NUM_SEQS, page))
+    blocks = mla.fitting_blocks(shapes[0], shapes[2], lengths(NUM_SEQS, page)[1], mla.BLOCK)
+    return Turn("mla_decode", blocks.keys, 1, 2 * width, blocks.pages, (), blocks.sizes, 1, MLA_HEADS, MLA_DIMS)
 
 
-def compile_jax(device: str, page: int, num_tokens: int) -> Turn:
-    """The kernel that jax ships, over its (v2) cache, with the block sizes that it was tuned to.
-
-    It looks its block sizes up by the device that runs: here by the one that is compiled for.
-    """
-    kind = aot.device(device).device_kind
-    version = {"v5e": 5, "v5p": 5, "v6e": 6, "7x": 7}[device]
-    queries = aot.shape((num_tokens, NUM_Q_HEADS, HEAD_DIM), DTYPE)
-    pages = aot.shape((NUM_PAGES, page, 2 * NUM_KV_HEADS, HEAD_DIM), DTYPE)
-    with (
-        patch.object(tuned_block_sizes, "get_tpu_version", lambda: version),
-        patch.object(tuned_block_sizes, "get_device_name", lambda: " ".join(kind.split()[:2])),
-    ):
-        block_pages, block_queries = tuned_block_sizes.get_tuned_block_sizes(
-            DTYPE, DTYPE, NUM_Q_HEADS, NUM_KV_HEADS, HEAD_DIM, page, num_tokens, CONTEXT // page
-        )
-        # As much VMEM as its block sizes were tuned with.
-        call = partial(ragged_paged_attention, sm_scale=HEAD_DIM**-0.5, vmem_limit_bytes=60 * 2**20)
-        aot.compile_for(device, call, queries, pages, *_lengths(NUM_SEQS, page))
-    return Turn("ragged_paged_attention_kernel", block_pages * page, block_queries, KEY_BYTES, block_pages)
-
-
-def compile_rpa_v3(device: str, page: int) -> Turn:
-    """The kernel of tpu-inference, decoding, over its cache, which is laid out as our v3, with its default blocks.
-
-    Only its own modules are imported, as the package imports vLLM: ``pip install --no-deps tpu-inference`` will do. A
-    block is one of a sequence, however short that is; what is short in a loop of its own is done without trips.
-
-    Raises:
-        RuntimeError: it is not installed.
-    """
-    found = find_spec("tpu_inference")
-    if found is None or found.submodule_search_locations is None:
-        raise RuntimeError("tpu-inference is not installed")
-    package = ModuleType("tpu_inference")
-    package.__path__ = list(found.submodule_search_locations)
-    with patch.dict(sys.modules, {"tpu_inference": package}):
-        rpa: Any = import_module("tpu_inference.kernels.ragged_paged_attention.v3.kernel")
-    queries, new = (
-        aot.shape((NUM_SEQS, NUM_Q_HEADS, HEAD_DIM), DTYPE),
-        aot.shape((NUM_SEQS, NUM_KV_HEADS, HEAD_DIM), DTYPE),
-    )
-    pages = _pages(page, _options())
-    counts = ((NUM_SEQS,), (NUM_SEQS * CONTEXT // page,), (NUM_SEQS + 1,), (3,))
-    version = {"v5e": 5, "v5p": 5, "v6e": 6, "7x": 7}[device]
-    shapes = (DTYPE, DTYPE, NUM_Q_HEADS, NUM_KV_HEADS, HEAD_DIM, page, NUM_SEQS, NUM_SEQS, CONTEXT // page)
-    with patch.object(rpa, "get_tpu_version", lambda: version):
-        blocks = rpa.get_default_block_sizes(*shapes, case=rpa.RpaCase.DECODE)
-        call = partial(rpa.ragged_paged_attention, sm_scale=HEAD_DIM**-0.5)
-        aot.compile_for(device, call, queries, new, new, pages, *(aot.shape(shape, I32) for shape in counts))
-    keys = blocks["bkv_sz"]
-    name = f"RPAd-p_{page}-bq_{blocks['bq_sz']}_{blocks['bq_csz']}-bkv_{keys}_{blocks['bkv_csz']}"
-    return Turn(name, keys, 1, KEY_BYTES, 1, (keys // blocks["bkv_csz"],), blocks=1)
-
-
-KERNELS: dict[str, Callable[[str, int], Turn]] = {
+OURS: dict[str, Callable[[str, int], Turn]] = {
     "decode": compile_decode,
     "decode-e4m3": partial(compile_decode, kv_dtype=jnp.float8_e4m3fn),
     "decode-e5m2": partial(compile_decode, kv_dtype=jnp.float8_e5m2),
@@ -228,15 +146,18 @@ KERNELS: dict[str, Callable[[str, int], Turn]] = {
     "decode-256": partial(compile_decode, head_dim=256),
     "decode-32-heads": partial(compile_decode, heads=32),
     "decode-drafts": partial(compile_decode, num_queries=8),
-    "decode-jax": partial(compile_jax, num_tokens=NUM_SEQS),
-    "decode-rpa-v3": compile_rpa_v3,
     "prefill": compile_prefill,
-    "prefill-jax": partial(compile_jax, num_tokens=PREFILL_TOKENS),
     "mla-decode": compile_mla,
 }
-"""What compiles each kernel, for a device and a page size."""
+"""What compiles each of our kernels, for a device and a page size."""
+
+KERNELS = OURS | PEERS
+"""The same of all kernels."""
 
 
 if __name__ == "__main__":
     name, device, page = sys.argv[1:]
-    print(json.dumps(asdict(KERNELS[name](device, int(page)))))
+    try:
+        print(json.dumps(asdict(KERNELS[name](device, int(page)))))
+    except NotCounted as reason:
+        print(json.dumps({"not_counted": str(reason)}))

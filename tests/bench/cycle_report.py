@@ -1,9 +1,11 @@
-"""How many bundles our kernels issue for a block of keys, beside what HBM needs for it, and beside jax's own kernel.
+"""How many bundles our kernels issue for a block of keys, beside what HBM and the MXU need, and beside others' kernels.
 
     python -m tests.bench.cycle_report --devices v6e --pages 16 64 --kernels decode decode-jax
 
 Needs no TPU: kernels are compiled with dumps of their schedules, which are counted (`schedule` says how) and deleted.
-Each is compiled in a process of its own and takes 10 to 30 seconds; dumps take up to 2 GB while it runs.
+Each is compiled in a process of its own and takes 10 to 30 seconds, some of others minutes; dumps take up to 2 GB while
+it runs. Others' are JAX's, and tpu-inference's where that can be found (`cycle_peers` says where); a kernel that is not
+installed, or takes no pages of a size, has a line that says so.
 
 Bundles are not time. They are what the core issues when nothing stalls it: waits for copies and bank conflicts come on
 top. Where HBM needs longer than the bundles, the copies set the pace, if enough of them are in flight.
@@ -16,35 +18,16 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from .cycle_kernels import KERNELS
+from .cycle_turn import NotCounted
 from .schedule import Choose, Cost, Loop, Schedule, Trips, fullest, kernel_files, read_schedule, read_use
 
 __all__ = ["Line", "main", "measure"]
 
-KERNELS = (
-    "decode",
-    "decode-e4m3",
-    "decode-e5m2",
-    "decode-int8",
-    "decode-scaled-e4m3",
-    "decode-scaled-int8",
-    "decode-v2",
-    "decode-v2-e4m3",
-    "decode-window-cap",
-    "decode-64",
-    "decode-256",
-    "decode-32-heads",
-    "decode-drafts",
-    "decode-jax",
-    "decode-rpa-v3",
-    "prefill",
-    "prefill-jax",
-    "mla-decode",
-)
 UNIT = 128
 """Keys (and, of prefill, query tokens) that figures are given for."""
 
@@ -56,13 +39,39 @@ class Chip:
     Attributes:
         clock: GHz, inferred from the peak of the matrix units over their width.
         bandwidth: GB/s of HBM; of chips with two cores a core's half.
+        peak: TFLOP/s in bfloat16, of the same.
+        width: rows and columns of a matrix unit: what is narrower leaves the rest of it empty.
     """
 
     clock: float
     bandwidth: float
+    peak: float
+    width: int
+
+    def hbm_cycles(self, num_bytes: float) -> float:
+        """Cycles in which HBM gives as much."""
+        return num_bytes / self.bandwidth * self.clock
+
+    def mxu_cycles(self, rows: int, keys: int, dims: Sequence[int]) -> float:
+        """Cycles in which the matrix units multiply rows with keys, and their weights with values, at their peak.
+
+        That leaves out how long it takes to load them with keys, which counts where rows are few.
+
+        Args:
+            rows: heads times query tokens.
+            keys: keys that each row is multiplied with.
+            dims: numbers of a key, and of a value.
+        """
+        taken = sum(max(dim, self.width) for dim in dims)
+        return 2 * rows * keys * taken / (1e3 * self.peak) * self.clock
 
 
-CHIPS = {"v5e": Chip(1.5, 819), "v5p": Chip(1.75, 2765 / 2), "v6e": Chip(1.75, 1640), "7x": Chip(2.0, 7380 / 2)}
+CHIPS = {
+    "v5e": Chip(1.5, 819, 197, 128),
+    "v5p": Chip(1.75, 2765 / 2, 459 / 2, 128),
+    "v6e": Chip(1.75, 1640, 918, 256),
+    "7x": Chip(2.0, 7380 / 2, 2307 / 2, 256),
+}
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,8 @@ class Line:
         least: `bundles` without what only the first and the last block of a sequence need.
         hbm_cycles: cycles in which HBM gives as many keys.
         ratio: bundles over cycles: below 1 the copies set the pace, unless queries share the keys.
+        mxu_cycles: cycles in which the matrix units multiply as much at their peak (`Chip.mxu_cycles`).
+        mxu_ratio: bundles over them.
         busiest: the unit that is used most, and the bundles that it alone would need, for as much.
         spill_share: share of the turn's vector loads and stores that only save and restore registers.
         copies: copies started in a turn.
@@ -102,6 +113,8 @@ class Line:
     least: float
     hbm_cycles: float
     ratio: float
+    mxu_cycles: float
+    mxu_ratio: float
     busiest: tuple[str, float]
     spill_share: float
     copies: int
@@ -113,6 +126,7 @@ def measure(kernel: str, device: str, page: int) -> list[Line]:
     """Compiles one kernel and counts its schedule.
 
     Raises:
+        NotCounted: it is not installed, or does not take such pages.
         RuntimeError: it didn't compile; the message holds the end of the compiler's.
     """
     with TemporaryDirectory(prefix="kvproof-dumps-") as folder:
@@ -127,6 +141,8 @@ def measure(kernel: str, device: str, page: int) -> list[Line]:
         if run.returncode:
             raise RuntimeError(f"{kernel} for {device}, page {page}: {run.stderr.strip()[-600:]}")
         turn = json.loads(run.stdout.strip().splitlines()[-1])
+        if "not_counted" in turn:
+            raise NotCounted(turn["not_counted"])
         bundles, table = kernel_files(Path(folder), turn["kernel"])
         units, slots, use = read_use(table.read_text())
         schedule = read_schedule(bundles.read_text(), use)
@@ -196,7 +212,8 @@ def _line(
         keys = turn["sizes"][::-1][place]
     share = UNIT / keys * (UNIT / queries if kernel.startswith("prefill") else 1)
     chip = CHIPS[device]
-    hbm = UNIT * turn["key_bytes"] / chip.bandwidth * chip.clock
+    hbm = chip.hbm_cycles(UNIT * turn["key_bytes"])
+    mxu = chip.mxu_cycles(turn["rows"] * (UNIT if kernel.startswith("prefill") else 1), UNIT, turn["dims"])
     alone = {name: cost.use[i] / slots[i] * share for i, name in enumerate(units) if ":" not in name}
     busiest = max(alone, key=lambda name: alone[name])
     return Line(
@@ -212,6 +229,8 @@ def _line(
         least=round(least.bundles * share, 1),
         hbm_cycles=round(hbm, 1),
         ratio=round(cost.bundles * share / hbm, 3),
+        mxu_cycles=round(mxu, 1),
+        mxu_ratio=round(cost.bundles * share / mxu, 3),
         busiest=(busiest, round(alone[busiest], 1)),
         spill_share=_spills(cost, units),
         copies=cost.copies,
@@ -232,8 +251,9 @@ def _text(line: Line) -> str:
     left_out = f"; not counted: {', '.join(map(str, line.left_out))}" if line.left_out else ""
     sequence = "-" if line.sequence is None else f"{line.sequence:.0f}"
     return (
-        f"{line.device:4} {line.page:4}  {line.kernel:18} {line.variant:7} "
-        f"{line.bundles:8.1f} {sequence:>8} {line.least:7.1f} {line.hbm_cycles:7.1f} {line.ratio:6.2f}  "
+        f"{line.device:4} {line.page:4}  {line.kernel:19} {line.variant:7} "
+        f"{line.bundles:8.1f} {sequence:>8} {line.least:7.1f} {line.hbm_cycles:7.1f} {line.ratio:6.2f} "
+        f"{line.mxu_cycles:7.1f} {line.mxu_ratio:6.2f}  "
         f"{unit:>5} {alone:7.1f} {line.spill_share:6.0%}  "
         f"{line.turn_bundles:6} for {line.turn_keys} x {line.turn_queries}, {line.copies} copies; "
         f"loops: {loops}{left_out}"
@@ -243,24 +263,24 @@ def _text(line: Line) -> str:
 _HEAD = """\
 bfloat16 or the cache named; 32 / 8 heads of 128; mla: 128 heads, latents of 512 + 64. For 128 keys (prefill: and 128
 query tokens): bundles; those of a whole sequence that fits into one block, of many that decode; the least of the
-former, without what only the first and the last block of a sequence need; HBM's cycles; bundles over them; the busiest
-unit and what it alone needs; the share of loads and stores that are spills. Then one turn of the loop over blocks: its
-bundles for keys x queries, the copies it starts, its inner loops as bundles x trips, variants not counted.
+former, without what only the first and the last block of a sequence need; HBM's cycles; bundles over them; the cycles
+that the products need at the MXU's peak; bundles over them; the busiest unit and what it alone needs; the share of
+loads and stores that are spills. Then one turn of the loop over blocks: its bundles for keys x queries, the copies it
+starts, its inner loops as bundles x trips, variants not counted.
 
-TPU  page  kernel             blocks   bundles sequence   least     HBM  ratio  busiest unit  spills"""
+TPU  page  kernel              blocks   bundles sequence   least     HBM  ratio     MXU  ratio  busiest unit  spills"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the report.
 
     Returns:
-        The exit status: 1 if a kernel was not compiled or not understood, else 0.
+        The exit status: 1 if a kernel was not compiled or not understood, else 0: also if one is not installed.
     """
-    installed = [name for name in KERNELS if name != "decode-rpa-v3" or find_spec("tpu_inference")]
     parser = argparse.ArgumentParser(prog="python -m tests.bench.cycle_report", description=__doc__.splitlines()[0])
     parser.add_argument("--devices", nargs="+", choices=CHIPS, default=["v5e", "v6e", "7x"])
     parser.add_argument("--pages", nargs="+", type=int, default=[16, 64, 128])
-    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=installed)
+    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=list(KERNELS))
     parser.add_argument("--json", type=Path, help="write the lines there as well")
     chosen = parser.parse_args(arguments)
     print(_HEAD)
@@ -271,9 +291,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for kernel in chosen.kernels:
                 try:
                     found = measure(kernel, device, page)
+                except NotCounted as reason:
+                    print(f"{device:4} {page:4}  {kernel:19} not counted: {reason}", flush=True)
+                    continue
                 except (RuntimeError, ValueError) as error:
                     failures += 1
-                    print(f"{device:4} {page:4}  {kernel:18} FAILED: {error}", flush=True)
+                    print(f"{device:4} {page:4}  {kernel:19} FAILED: {error}", flush=True)
                     continue
                 lines += found
                 for line in found:

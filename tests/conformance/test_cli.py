@@ -1,3 +1,5 @@
+import argparse
+import importlib
 import importlib.util
 import json
 import os
@@ -5,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 
@@ -269,6 +272,21 @@ def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setattr(importlib.util, "find_spec", find_spec)
     assert main(["check"]) == 2
     assert "pip install 'kvproof[conformance]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        *(("check", []), ("clauses", []), ("demo", []), ("replay", []), ("serve_check", []), ("strength", [])),
+        *(("new_adapter", ["a.py"]), ("show", ["a.log", "-o", "a.html"]), ("shrink", ["a.log"]), ("try_calls", ["a"])),
+    ],
+)
+def test_a_command_declares_every_option_that_it_is_asked_for(command: str, words: list[str]) -> None:
+    """One that its dataclass does not have would be read by nobody."""
+    parser = argparse.ArgumentParser()
+    importlib.import_module(f"kvproof.conformance.commands.{command}").set_up(parser)
+    given = vars(parser.parse_args(words))
+    assert {option.name for option in fields(given.pop("options"))} == given.keys() - {"func"}
 
 
 def test_help_is_quick_to_load() -> None:

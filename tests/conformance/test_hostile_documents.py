@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvproof.conformance.cli import main
-from kvproof.conformance.commands.check_options import Options, add_options, read_options
+from kvproof.conformance.commands.check_options import Given, Options, add_options, read_options
 from kvproof.conformance.commands.deep import resumed
-from kvproof.conformance.console.named import BadInputError
+from kvproof.conformance.console.named import BadInputError, options_of
 from kvproof.conformance.machines import MACHINES
 from kvproof.conformance.machines.document_damage import damaged
 from kvproof.conformance.replay.traces import HEADER, TraceError, read_trace
@@ -99,7 +99,9 @@ def options(path: Path) -> Options:
     """The options of going on from it."""
     parser = argparse.ArgumentParser()
     add_options(parser)
-    return read_options(parser.parse_args(["--backend", "kvproof.fast", *DEEP, "--state", str(path)]))
+    return read_options(
+        options_of(Given, parser.parse_args(["--backend", "kvproof.fast", *DEEP, "--state", str(path)]))
+    )
 
 
 @settings(max_examples=150, deadline=None)

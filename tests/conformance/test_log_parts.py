@@ -92,3 +92,22 @@ def test_redaction_keeps_equality_and_sign(tokens: list[int], key: bytes) -> Non
     assert len(set(mapped)) == len(tokens)
     assert [token < 0 for token in mapped] == [token < 0 for token in tokens]
     assert mapped == [Redaction(key).token(token) for token in tokens[:3]] + mapped[3:]
+
+
+def test_a_log_from_before_a_counter_is_replayed(tmp_path: Path) -> None:
+    """MAN-12: what nobody counted when it was recorded is not compared; what was counted is."""
+    file = tmp_path / "a.log"
+    with record(kvproof.fast.CacheManager(9, [full(2)], 16), file) as manager:
+        for _ in range(2):
+            request = Request("a", [1, 2, 3])
+            manager.allocate_slots(request, 3)
+            assert manager.counters.requests
+            manager.free(request)
+    text = file.read_text()
+    assert '"resumed_hit_tokens":0' in text
+    old = text.replace(',"resumed_hit_tokens":0', "").replace(',"junction_hit_tokens":0', "")
+    assert "resumed" not in old
+    file.write_text(old)
+    assert replay_log(file).wrong is None
+    file.write_text(old.replace('"queried_tokens":6', '"queried_tokens":7'))
+    assert replay_log(file).wrong is not None

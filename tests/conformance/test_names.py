@@ -11,7 +11,7 @@ import pytest
 from kvproof import fast, spec
 from kvproof.spec import CLAUSES
 
-PAGE = Path(__file__).parents[2] / "conformance" / "NAMES.md"
+PAGE = Path(__file__).parents[2] / "conformance" / "adapters" / "NAMES.md"
 ROWS = [
     cells
     for line in PAGE.read_text().splitlines()

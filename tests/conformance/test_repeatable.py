@@ -197,7 +197,7 @@ def test_the_other_machines_go_on(capsys: pytest.CaptureFixture[str], monkeypatc
 
 
 def test_a_deterministic_backend_is_not_told_of() -> None:
-    for name in ("safe-pool", "safe-manager", "safe-groups"):
+    for name in ("safe-pool", "safe-manager", "safe-groups", "safe-amid"):
         found = run_machine(MACHINES[name], Backend("spec", kvproof.spec), 5, examples=16, level="safe")
         assert found.unrepeated == ""
 

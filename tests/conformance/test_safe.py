@@ -1,6 +1,6 @@
 """Level safe: correct backends of any policy conform, broken ones are charged by the clause that they break."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,10 +8,13 @@ import pytest
 
 import kvproof.fast
 import kvproof.spec
-from kvproof.conformance.backends.loading import Backend
+from kvproof.conformance.backends.loading import Backend, load_backend
+from kvproof.conformance.catalogue import SEEDED_BUGS
 from kvproof.conformance.machines import MACHINES
 from kvproof.conformance.search.runner import MachineReport, machines_for, run_machine
 from kvproof.spec import CLAUSES, CacheGroupSpec, FullAttentionSpec, Request
+from kvproof.spec.groups import coordinator
+from kvproof.spec.pool.hashing import page_extra_keys
 
 from .backends_under_test import ordered, radix
 from .backends_under_test.ordered_pool import Page, PagePool, Pages
@@ -82,7 +85,7 @@ def test_how_much_of_windows_and_states_is_kept_is_nobodys_fault(manager: type) 
 
 def test_level_safe_has_machines_of_its_own_and_those_without_a_policy() -> None:
     chosen = {machine.name for machine in machines_for(CLAUSES, level="safe")}
-    assert set(SAFE) == {"safe-pool", "safe-manager", "safe-groups"}
+    assert set(SAFE) == {"safe-pool", "safe-manager", "safe-groups", "safe-amid"}
     assert set(SAFE) | {"table", "hash"} <= chosen
     assert not {"pool", "manager"} & chosen
 
@@ -182,6 +185,89 @@ def test_a_pool_that_guards_nothing_is_charged() -> None:
     found = held("safe-pool", Backend("trusting", SimpleNamespace(PagePool=Trusting)), seed=2)
     assert {"POOL-6"} == {deviation.clause for deviation in found.deviations}
     assert found.deviations[0].num_calls <= 3
+
+
+# -- Hits that end amid a page (MAN-17) -------------------------------------------------------------
+
+
+def other_parts(
+    chosen: list[int], pick: Callable[..., Any] = min, *, behind_any: bool = False, with_any_keys: bool = False
+) -> Callable[..., Any]:
+    """The specification's `find_part`, which finds other pages to copy from.
+
+    Args:
+        chosen: is appended how many there were to choose from.
+        pick: chooses one by its tokens; the specification takes the first.
+        behind_any: whether what comes before the page is not looked at.
+        with_any_keys: whether the extra keys that touch it are not looked at.
+    """
+
+    def find_part(pool: Any, rules: Any, chains: Any, end: int) -> Any:
+        size, place = rules.page_size, end // rules.page_size
+        if end > len(chains.tokens):
+            return None
+        parent = chains[size][place - 1][1] if place else None
+        touching = page_extra_keys(chains.extra_keys, place * size, (place + 1) * size)
+        own = tuple(chains.tokens[place * size : end])
+        found = []
+        for key, ids in pool.index.pages_of.items():
+            for page in pool.pages_of_ids(ids if key.group_id == rules.group_id else ()):
+                before, tokens, extra_keys = pool.keys.content_of_id[pool.index.content_of[page.page_id]]
+                follows = before == parent or (behind_any and (before is None) == (parent is None))
+                if follows and tokens[: len(own)] == own and (with_any_keys or extra_keys == touching):
+                    found.append((tokens, page.page_id, page))
+        chosen.append(len(found))
+        return pick(found)[-1] if found else None
+
+    return find_part
+
+
+def test_any_page_that_begins_with_the_tokens_may_be_copied_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(coordinator, "find_part", other_parts(chosen, max))
+    found = held("safe-amid", SPEC, examples=12)
+    assert [str(deviation) for deviation in found.deviations] == []
+    assert max(chosen) > 1
+
+
+@pytest.mark.parametrize("wrong", ["tokens", "extra keys"])
+def test_a_page_that_belongs_elsewhere_is_charged(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind other tokens, or under other extra keys, among them salts, its content is another request's."""
+    found_parts = other_parts([], behind_any=wrong == "tokens", with_any_keys=wrong == "extra keys")
+    monkeypatch.setattr(coordinator, "find_part", found_parts)
+    found = next(found for seed in SEEDS if (found := held("safe-amid", SPEC, seed=seed)).deviations)
+    assert {deviation.clause for deviation in found.deviations} & {"MAN-17"}, list(map(str, found.deviations))
+
+
+class LeavesNone(kvproof.fast.CacheManager):
+    """Forgets the unfilled page with which a request ends."""
+
+    def free(self, request: Any, num_written: int | None = None) -> list[str]:
+        cached = self.page_pool.cached_page_hash_to_page
+        before = {page.page_id for pages in cached.values() for page in pages}
+        losers = super().free(request, num_written)
+        after = {page.page_id for pages in cached.values() for page in pages}
+        self.evict_pages(after - before)
+        return losers
+
+
+def test_how_much_of_unfilled_pages_is_kept_is_nobodys_fault() -> None:
+    backend = Backend("leaves none", SimpleNamespace(**{**vars(kvproof.fast), "CacheManager": LeavesNone}))
+    found = held("safe-amid", backend, examples=12)
+    assert [str(deviation) for deviation in found.deviations] == []
+    exact = held("amid", backend, examples=12, level="exact")
+    assert exact.deviations
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["the_last_slot_is_not_copied", "hits_are_counted_in_whole_pages", "sources_are_let_go_before_the_copy"],
+)
+def test_a_seeded_bug_of_hits_amid_a_page_is_caught(name: str) -> None:
+    """Those that machine `amid` catches at level exact, see `test_catalogue`."""
+    backend, clauses = load_backend(f"kvproof.conformance.catalogue:{name}"), SEEDED_BUGS[name].clauses
+    found = next(found for seed in SEEDS if (found := held("safe-amid", backend, seed=seed)).deviations)
+    assert clauses & {deviation.clause for deviation in found.deviations}, list(map(str, found.deviations))
 
 
 # -- What is not shown ------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvproof import fast, spec
 
-from ..lockstep import pool_state
+from ..pool_state import pool_state
 from ..strategies import PlainRequest, few_extra_keys, page_sizes, short_token_lists
 
 
@@ -33,14 +33,14 @@ def test_man_1_a_hit_is_the_longest_full_prefix_short_of_the_last_token(
     manager = _manager(package, 40, page_size)
     request = PlainRequest("first", first, extra)
     assert manager.allocate_slots(request, len(first)) is not None
-    before = pool_state(manager.page_pool, True)
+    before = pool_state(manager.page_pool)
     common = 0
     while common < min(len(first), len(second)) and first[common] == second[common]:
         common += 1
     pages, hit = manager.get_computed_pages(PlainRequest("second", second, extra))
     assert hit == min(common, len(second) - 1) // page_size * page_size
     assert pages.get_page_ids()[0] == manager.get_page_ids("first")[0][: hit // page_size]
-    assert pool_state(manager.page_pool, True) == before
+    assert pool_state(manager.page_pool) == before
     logprobs = PlainRequest("third", second, extra, spec.SamplingParams(0))
     assert manager.get_computed_pages(logprobs) == (manager.create_empty_page_list(), 0)
 
@@ -134,7 +134,7 @@ def test_r2_a_requests_pages_are_published_under_its_own_prefix(other: list[int]
         request.num_computed_tokens = 2
         manager.allocate_slots(request, 2)
         manager.check()
-        shown.append(pool_state(manager.page_pool, True))
+        shown.append(pool_state(manager.page_pool))
     assert shown[0] == shown[1]
 
 

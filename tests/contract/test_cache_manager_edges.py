@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvproof import spec
 from kvproof.spec.declarations.eviction import POLICIES
 
-from ..lockstep import pool_state
+from ..pool_state import pool_state
 from ..strategies import PlainRequest
 
 
@@ -45,7 +45,7 @@ def _scene(package: ModuleType, **options: Any) -> Scene:
 
 def _shown(at: Scene) -> Any:
     return (
-        pool_state(at.manager.page_pool, True),
+        pool_state(at.manager.page_pool),
         {name: at.manager.get_page_ids(name) for name in ("live", "new")},
         {name: list(keys) for name, keys in at.manager.req_to_page_hashes.items()},
     )

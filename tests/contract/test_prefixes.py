@@ -234,6 +234,7 @@ def test_admissions_hits_and_preemptions_are_counted(package: ModuleType) -> Non
     counters = manager.counters
     assert (counters.requests, counters.queried_tokens, counters.hit_tokens) == (2, 10, 4)
     assert (counters.preemptions, counters.preempted_tokens) == (1, 5)
+    assert (counters.resumed_hit_tokens, counters.junction_hit_tokens) == (4, 0)
     manager.free(request)
     manager.free_page_hashes(request)
     manager.allocate_slots(request, 1)

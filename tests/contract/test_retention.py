@@ -4,6 +4,7 @@ That snapshots and shards keep junctions is tested in `test_snapshot` and `test_
 managers that keep more or fewer pages, in `tests/conformance/test_safe.py`.
 """
 
+import json
 from itertools import pairwise
 from types import ModuleType
 from typing import Any
@@ -38,6 +39,11 @@ def _serve(manager: Any, name: str, tokens: list[int], *ends: int) -> None:
     request.num_computed_tokens = len(tokens)
     manager.free(request)
     manager.check()
+
+
+def _others(manager: Any) -> list[Any]:
+    """The requests that a manager knows and that are not live."""
+    return [request for name, request in manager.prefixes.known.items() if not any(manager.get_page_ids(name))]
 
 
 # -- Resume points (RET-1) ------------------------------------------------------------------------
@@ -95,6 +101,33 @@ def test_the_second_prompt_of_a_family_makes_a_junction_that_the_third_hits(pack
     third = PlainRequest("c", [*PROMPT[:4], 6, 7, 8])
     assert manager.get_computed_pages(third)[1] == 4
     assert manager.get_junction(third) == 0, "all groups hit as far"
+
+
+@pytest.mark.parametrize("unit", [None, 2])
+def test_hits_at_a_junction_are_counted(package: ModuleType, unit: int | None) -> None:
+    """MAN-12: those of a request that came back are its own wherever they end; a snapshot has both (MAN-14)."""
+    manager = _manager(package, full(4), window(4, 6), match_unit=unit, max_pinned_pages=9)
+    prompt = list(range(100, 118))
+    parted = 10 if unit else 8
+    _serve(manager, "a", prompt)
+    _serve(manager, "b", [*prompt[:parted], 1, 2, 3, 4, 5, 6, 7])
+    assert (manager.counters.junction_hit_tokens, manager.counters.resumed_hit_tokens) == (0, 0)
+    before = manager.counters.hit_tokens
+    third = PlainRequest("c", [*prompt[:parted], 7, 8, 9])
+    pages, hit = manager.get_computed_pages(third)
+    assert hit == parted
+    manager.allocate_slots(third, 3, hit, pages)
+    assert (manager.counters.junction_hit_tokens, manager.counters.resumed_hit_tokens) == (hit, 0)
+    manager.free(third)
+    pages, again = manager.get_computed_pages(third)
+    manager.allocate_slots(third, 3 + hit - again, again, pages)
+    _serve(manager, "d", [*prompt, 1])
+    told = manager.counters
+    assert (told.junction_hit_tokens, told.resumed_hit_tokens) == (hit, again)
+    assert told.hit_tokens > before + hit + again, "the rest is the hit of d: a's prompt comes again"
+    restored = package.CacheManager.restore(json.loads(json.dumps(manager.snapshot())), [third, *_others(manager)])
+    assert restored.counters == told
+    restored.check()
 
 
 def test_a_request_that_was_not_computed_past_its_junction_keeps_nothing_there(package: ModuleType) -> None:

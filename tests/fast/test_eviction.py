@@ -19,9 +19,10 @@ from kvproof.spec.pool.page_keys import PageKeys
 
 from ..bench.eviction import families
 from ..strategies import PlainRequest
-from .pool_lockstep import EXTRAS
 
 FAMILIES = families(seed=0)
+
+EXTRAS: list[Any] = [(), (), (spec.CacheSalt("a"),), (spec.CacheSalt("b"), spec.MultimodalItem(b"a", 3, 4))]
 
 
 def _alike(pools: Sequence[Any]) -> None:
@@ -105,12 +106,13 @@ def test_marks_are_those_of_the_specification(
 def test_a_log_of_batches_is_a_stack_of_queues(data: st.DataObject) -> None:
     num_pages = 90
     cell = PageLog.places(num_pages)
-    log, other = BatchLog(cell), PageLog(cell)
+    log, other = BatchLog(cell, 1), PageLog(cell, 2)
+    times = np.zeros(num_pages, np.int64)
     batches: list[tuple[int, list[int]]] = []
     once: list[int] = []
     free = list(range(1, num_pages))
     for clock in range(data.draw(st.integers(1, 25))):
-        act = data.draw(st.sampled_from(["batch", "batch", "once", "latest", "oldest", "remove", "first"]))
+        act = data.draw(st.sampled_from(["batch", "batch", "once", "latest", "oldest", "remove", "first", "while"]))
         count = data.draw(st.integers(1, 12))
         if act in ("batch", "once") and len(free) >= count:
             pages, free = free[:count], free[count:]
@@ -119,6 +121,7 @@ def test_a_log_of_batches_is_a_stack_of_queues(data: st.DataObject) -> None:
                 batches.append((clock, pages))
             else:
                 other.put(np.array(pages))
+                times[pages] = clock
                 once += pages
         elif act in ("latest", "oldest") and batches:
             place = -1 if act == "latest" else 0
@@ -139,6 +142,14 @@ def test_a_log_of_batches_is_a_stack_of_queues(data: st.DataObject) -> None:
             assert other.peek(count).tolist() == once[:count]
             assert other.take(count).tolist() == once[:count]
             free, once = free + once[:count], once[count:]
+        elif act == "while" and once:
+            bound = data.draw(st.integers(0, clock))
+            gone = [page for page in once[:count] if times[page] < bound]
+            assert other.take_while(times.data, bound, count) == gone
+            free, once = free + gone, once[len(gone) :]
+        held = [page for _, pages in batches for page in pages]
+        assert (PageLog.numbers(np.array(cell)[held]) == 1).all()
+        assert (PageLog.numbers(np.array(cell)[once]) == 2).all()
         batches = [batch for batch in batches if batch[1]]
         assert log.in_batches() == batches
         assert other.order().tolist() == once

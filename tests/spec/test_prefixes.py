@@ -45,6 +45,7 @@ class ToldAndCounted(DrivenManager):
             hit_tokens=counted.hit_tokens + found,
             preemptions=counted.preemptions + (before is request),
             preempted_tokens=counted.preempted_tokens + (tokens if before is request else 0),
+            resumed_hit_tokens=counted.resumed_hit_tokens + (found if before is request else 0),
         )
         shown = self.manager.counters
         assert (shown.requests, shown.queried_tokens, shown.hit_tokens) == (
@@ -52,10 +53,12 @@ class ToldAndCounted(DrivenManager):
             self.counted.queried_tokens,
             self.counted.hit_tokens,
         )
-        assert (shown.preemptions, shown.preempted_tokens) == (
+        assert (shown.preemptions, shown.preempted_tokens, shown.resumed_hit_tokens) == (
             self.counted.preemptions,
             self.counted.preempted_tokens,
+            self.counted.resumed_hit_tokens,
         )
+        assert shown.resumed_hit_tokens + shown.junction_hit_tokens <= shown.hit_tokens
 
     def let_go(self, name: str, written: int | None) -> None:
         promised = max(self.most.get(name, 0), self.promised[name])

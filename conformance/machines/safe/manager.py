@@ -1,8 +1,11 @@
 """The manager machines of level safe: one group of full attention; groups of any kinds."""
 
+from dataclasses import replace
+from math import gcd
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
 
 from ..draws import EXTRA_KEYS, Drawing
 from ..groups import MIXED
@@ -12,12 +15,14 @@ from ..properties import start, step
 from ..worlds import World, worlds
 from .manager_calls import ManagerCalls
 
-__all__ = ["SafeGroups", "SafeManager"]
+__all__ = ["SafeAmid", "SafeGroups", "SafeManager"]
 
 
 _OPTIONS: tuple[dict[str, Any], ...] = ({}, {}, {}, {"hash_function": weak})
 
 _MOST_STEPS = 4
+
+_AMID_KINDS = ("full", "full", "full", "window", "chunk", "mla", "aligned")
 
 
 class Scenes(ManagerCalls):
@@ -177,6 +182,15 @@ class Scenes(ManagerCalls):
         self.look_up(name)
 
 
+@st.composite
+def _worlds_with_units(draw: DrawFn) -> World:
+    """A world whose hits may end amid a page: its unit divides every page size."""
+    world = draw(worlds(_AMID_KINDS, counts=(1, 1, 2, 2, 3), room=(1, 4), ample=True, eagle=True, options=_OPTIONS))
+    most = gcd(*(group.page_size for group in world.groups))
+    unit = draw(st.sampled_from([size for size in range(1, most + 1) if most % size == 0]))
+    return replace(world, options={**world.options, "match_unit": unit})
+
+
 class SafeManager(Scenes):
     """Few requests over two tokens in a small pool, so that prefixes are shared, duplicated and evicted."""
 
@@ -205,4 +219,23 @@ class SafeGroups(Scenes):
     @start(world=worlds(MIXED, counts=(1, 2, 2, 3), room=(1, 4), ample=True, eagle=True, options=_OPTIONS))
     def construct(self, world: World) -> None:
         """A manager of some groups."""
+        self.build_managers(world)
+
+
+class SafeAmid(Scenes):
+    """One to three groups with a unit: hits may end amid a page, and the first tokens of that page are copied."""
+
+    name = "safe-amid"
+    examples = 40
+    capability = "groups"
+    needs: ClassVar[tuple[str, ...]] = (
+        *SafeGroups.needs,
+        *("CacheManager(match_unit)", "CacheManager.take_page_copies"),
+    )
+    labels = frozenset({"MAN-7", "MAN-8", "MAN-9", "MAN-17"})
+    always = Scenes.always | labels | {"MAN-13"}
+
+    @start(world=_worlds_with_units())
+    def construct(self, world: World) -> None:
+        """A manager of some groups with a unit."""
         self.build_managers(world)

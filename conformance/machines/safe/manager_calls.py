@@ -16,7 +16,8 @@ from ..properties import operation
 from ..sides import Side
 from . import showing
 from .demand import Demand, demand
-from .manager_model import Lists, ManagerModel
+from .manager_model import Lists
+from .part_hits import PartHits, Sources
 
 __all__ = ["ManagerCalls"]
 
@@ -29,7 +30,7 @@ def _hit(found: Any) -> tuple[Lists, int]:
     return showing.ids_of(pages), int(length)
 
 
-class ManagerCalls(ManagerModel):
+class ManagerCalls(PartHits):
     """A look-up's result is kept as `Both`: as the model reads it, and as the backend gave it."""
 
     is_exact = False
@@ -70,18 +71,26 @@ class ManagerCalls(ManagerModel):
                 self.differ(wrong, f"{where}, not null pages alone, and at most all but the last token", said)
         longest = self.longest(case)
         eagle = self.own("MAN-9") if self.world.eagle_groups else ()
-        labels = (*eagle, *self.of_states, *self.own("MAN-7"), "MAN-1")
+        amid = self.amid if longest is not None and longest % self.unit else ()
+        labels = (*amid, *eagle, *self.of_states, *self.own("MAN-7"), "MAN-1")
         for label in labels:
             self.compared(label)
-        if longest is not None and length != longest:
+        if self.amid:
+            self.compared("MAN-17")
+            if length and not self.is_served(case, length):
+                label = "MAN-17" if self.ends_amid(length) or self.world.eagle_groups else "MAN-1"
+                self.differ(label, "a length up to which every group holds the request's tokens", said)
+        if longest is not None and (length < longest or (length > longest and not self.amid)):
             label = labels[0] if length < longest else "MAN-1"
-            self.hold(label, False, f"{longest} tokens, the longest prefix that is resident", said)
+            more = " or more" if self.amid else ""
+            self.hold(label, False, f"{longest} tokens{more}, the longest prefix that is resident", said)
         self.judge_again(case, length, said)
 
     def judge_again(self, case: Case, length: int, said: str) -> None:
         """Holds a hit against what was served just before, whether or not anything shows what is resident (HIT-1)."""
         if self.caching and self.kept and case.request.sampling_params.prompt_logprobs is None:
-            least = self.ghost.longest(self.world, self.kept, case.tokens, case.request.extra_keys)
+            keys = case.request.extra_keys
+            least = self.ghost.longest(self.world, self.kept, case.tokens, keys, self.match_unit)
             if least:
                 expected = f"{least} tokens or more: pages {sorted(self.kept)} were published, and none was taken since"
                 self.hold("HIT-1", length >= least, expected, said)
@@ -95,14 +104,18 @@ class ManagerCalls(ManagerModel):
                 self.kept |= set(pages[: case.published // group.page_size]) - self.hidden
 
     def longest(self, case: Case) -> int | None:
-        """How many tokens a request must hit; None where nothing shows what is resident."""
+        """How many tokens a request must hit; None where nothing shows what is resident.
+
+        With a unit it may hit more: how much is found of a page that was left unfilled is policy.
+        """
         sampling = case.request.sampling_params
         if not self.caching or sampling.prompt_logprobs is not None:
             return 0
         resident = self.resident
         if resident is None:
             return None
-        return self.ghost.longest(self.world, resident, case.tokens, case.request.extra_keys)
+        full = [page for page in resident if page not in self.unfilled]
+        return self.ghost.longest(self.world, full, case.tokens, case.request.extra_keys, self.match_unit)
 
     def standing(self, case: Case, pages: Lists, length: int) -> Standing:
         """Whether pages may be handed back as hits: they must if they hold the request's prefix and are resident."""
@@ -110,9 +123,12 @@ class ManagerCalls(ManagerModel):
             return "right"
         if self.flaw_in_content(case, pages) or self.flaw_in_shape(case, pages, length):
             return "wrong"
+        sources = self.sources(case, length)
+        if not sources.are_there:
+            return "wrong"
         resident = self.resident
         shown_all = resident is not None and {page for held in pages for page in held if page} <= set(resident)
-        return "right" if shown_all else "either"
+        return "right" if shown_all and sources.are_certain else "either"
 
     def part_of(self, found: Both, tokens: int) -> Both:
         """The first pages of a hit, where the backend lets one make lists of pages."""
@@ -218,6 +234,7 @@ class ManagerCalls(ManagerModel):
         if standing == "wrong" and not self.session.gives_bad_input:
             raise Nothing
         wanted = demand(self.world.groups, self.lists, name, lists, computed, promised, slots)
+        sources = self.sources(case, tokens) if self.amid and standing != "wrong" else Sources()
         more = "".join(f", {option}={value!r}" for option, value in options.items())
         with_hits = f", {tokens}, <pages {lists}>" if found is not None else ""
         at = f"  [num_computed_tokens={case.request.num_computed_tokens!r}]" if computed else ""
@@ -229,7 +246,7 @@ class ManagerCalls(ManagerModel):
             lambda pages: None if pages is None else showing.ids_of(pages),
         )
         self.compared("MAN-2")
-        self.judge_answer(answer, standing, wanted)
+        self.judge_answer(answer, standing, wanted, sources)
         if answer.error is not None:
             self.unchanged("R1", "a refused call changes nothing")
             return Both(refused=True)
@@ -239,25 +256,32 @@ class ManagerCalls(ManagerModel):
             if case.live:
                 self.write(name, computed)  # drafts were accepted, or what was delayed has come
             self.grant_pages(name, answer.value, wanted, (computed, tokens, promised, slots))
+            if self.amid:
+                self.judge_sources(sources)
+                self.judge_copies(name, answer.value, tokens)
             self.write_granted(name, computed + tokens, promised, bool(options.get("delay_cache_pages")))
             self.settle("MAN-2")
             self.judge_new(name, answer.value)
+            if not self.amid:
+                self.judge_copies(name, answer.value, 0)
         if answer.value is not None or self.world.gives_back:
             case.told = computed  # without slots nothing changed, so that nothing need be known of it
         return Both(answer.value, answer.value)
 
-    def judge_answer(self, answer: Outcome, standing: Standing, wanted: Demand) -> None:
+    def judge_answer(self, answer: Outcome, standing: Standing, wanted: Demand, sources: Sources) -> None:
         """Whether the call was to be refused, to be answered by None, or by pages."""
         room = f"{wanted.new} new pages and {wanted.used_up} hits that nobody holds, {self.num_free} free"
         room += f" and {wanted.released} given back" if wanted.released else ""
-        fits = wanted.net <= self.num_free
+        room += f" and {sources.least} to {sources.most} to copy from" if sources.most else ""
+        given = answer.value is not None
+        fits = wanted.net + (sources.least if given else sources.most) <= self.num_free
         if answer.error is not None:
             if standing == "right":
                 self.differ("MAN-2", "an answer: nothing is wrong with the call", str(answer), answer.error)
         elif standing == "wrong" and answer.value is not None:
             why = "the hits are not the request's prefix, or the tokens are too many"
             self.differ("MAN-2", f"a refusal: {why}", shown(answer.value))
-        elif fits != (answer.value is not None) and standing == "right":
+        elif fits != given and standing == "right":
             self.differ("MAN-2", f"{'pages' if fits else 'None'}: {room}", shown(answer.value))
 
     def judge_none(self, name: str, wanted: Demand, computed: int) -> None:
@@ -351,24 +375,37 @@ class ManagerCalls(ManagerModel):
         case.computed = start
 
     def judge_new(self, name: str, given: Lists) -> None:
-        """The pages returned are those behind the request's lists; a new state begins as a copy (MAN-2, MAN-13)."""
+        """The pages returned are those behind the request's lists (MAN-2)."""
         behind = [held[len(held) - len(pages) :] for held, pages in zip(self.lists[name], given, strict=True)]
         if behind != given:
             self.differ("MAN-2", f"{given} at the ends of the lists of {name}", f"{self.lists[name]}")
+
+    def judge_copies(self, name: str, given: Lists, found: int) -> None:
+        """A new state begins as a copy of another, the page in which a hit ends as one of its tokens (MAN-13, MAN-17).
+
+        Args:
+            name: the request.
+            given: the pages that it was given.
+            found: the tokens that it hit in this call, where these may end amid a page.
+        """
         reached = self.reached[name]
         copies = [
             (number, held[group.first_place(reached)], pages[-1])
             for number, (group, held, pages) in enumerate(zip(self.world.groups, self.lists[name], given, strict=True))
             if group.kind == "aligned" and pages and reached
         ]
-        if any(group.kind == "aligned" for group in self.world.groups) and self.offers("manager", "take_page_copies"):
+        copied = bool(self.amid) or any(group.kind == "aligned" for group in self.world.groups)
+        if copied and self.offers("manager", "take_page_copies"):
             taken = self.ask(
                 "manager.take_page_copies()",
                 "MAN-13",
                 lambda side: side.manager.take_page_copies(),
                 lambda noted: [tuple(map(int, copy)) for copy in noted],
             )
-            self.hold("MAN-13", taken == copies, f"copies {copies}, each (group, source, destination)", f"{taken}")
+            if self.amid:
+                taken = self.judge_part_copies(name, given, found, taken)
+            if copies or taken or not self.amid:
+                self.hold("MAN-13", taken == copies, f"copies {copies}, each (group, source, destination)", f"{taken}")
 
     @operation
     def publish(self, name: str, count: int) -> None:

@@ -33,6 +33,8 @@ class ManagerModel(Alone, GroupSteps):
         kept: full pages of requests that were freed, published and written, no page being taken since (HIT-1).
         hidden: the held pages that lost their hash to a call; they are found no more.
         newest: the request that the last call admitted; "" if it admitted none.
+        unfilled: pages that were first shown as cached when a request that held them was freed, where hits may end
+            amid a page: of what they hold any part may be found (MAN-17).
     """
 
     needs: ClassVar[tuple[str, ...]] = ESSENTIALS["CacheManager"]
@@ -56,6 +58,7 @@ class ManagerModel(Alone, GroupSteps):
         self.kept: set[int] = set()
         self.hidden: set[int] = set()
         self.newest = ""
+        self.unfilled: set[int] = set()
         wanted = {"hash_seed": b"kvproof", **world.options}
         self.options = {name: value for name, value in wanted.items() if takes_parameter(made, name)}
         flags = (world.caching, True) if world.use_eagle else (world.caching,)
@@ -204,6 +207,10 @@ class ManagerModel(Alone, GroupSteps):
         }
         self.hold_shown(right, f", as {sorted(held)} are held")
 
+    def may_be_cached(self, page: int) -> bool:
+        """Whether a page may be found by its content."""
+        return self.ghost.is_full(page)
+
     def judge_cached(self, clause: str) -> None:
         """What is cached is full of known content, and all that shows it agrees (POOL-3, POOL-7, MAN-3, MAN-4)."""
         fresh, self.fresh = self.fresh, set()
@@ -215,7 +222,10 @@ class ManagerModel(Alone, GroupSteps):
         hashed = seen
         if "pages with a hash" in self.shows:
             hashed = self.known["pages with a hash"] = self.see("pages with a hash", "POOL-7")
-        bare = sorted(page for page in {*seen, *hashed} if not self.ghost.is_full(page))
+        self.unfilled = (self.unfilled & set(seen)) - fresh
+        if clause == "MAN-5" and self.amid:
+            self.unfilled |= set(seen) - set(before)
+        bare = sorted(page for page in {*seen, *hashed} if not self.may_be_cached(page))
         stale = [page for page in bare if page in before and page in fresh]
         self.hold("POOL-3", not stale, f"{stale} forgotten, as they were allocated again", f"cached pages {seen}")
         self.hold("POOL-7", hashed == seen, f"the cached pages {seen} have hashes, no others", f"{hashed}")
