@@ -147,6 +147,8 @@ def materialised(value: Any) -> Any:
     if hasattr(value, "__next__"):
         value = list(value)
     if isinstance(value, list | tuple) or (is_listed(value) and not hasattr(value, "page_ids")):
+        if READ_OFTEN.issuperset(map(type, value)):
+            return value
         entries = [materialised(entry) for entry in value]
         if any(read is not entry for read, entry in zip(entries, value, strict=True)):
             return entries
