@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import gcd
@@ -147,7 +147,8 @@ def materialised(value: Any) -> Any:
     if hasattr(value, "__next__"):
         value = list(value)
     if isinstance(value, list | tuple) or (is_listed(value) and not hasattr(value, "page_ids")):
-        if READ_OFTEN.issuperset(map(type, value)):
+        kinds = {type(entry) for entry in value} - READ_OFTEN
+        if not any(hasattr(kind, "__next__") or issubclass(kind, Collection) for kind in kinds):
             return value
         entries = [materialised(entry) for entry in value]
         if any(read is not entry for read, entry in zip(entries, value, strict=True)):
