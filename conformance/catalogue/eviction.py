@@ -63,7 +63,7 @@ def groups_are_learned_of_in_turn(
     return pages, worth, None
 
 
-@seeded(FORESEEN, "EVICT-1", "soak", also=("MAN-14", "MAN-5", "MAN-8", "POOL-3"))
+@seeded(FORESEEN, "EVICT-1", "soak", also=("MAN-11", "MAN-14", "MAN-5", "MAN-8", "POOL-3"))
 def marks_are_computed_too_late(fast: ModuleType) -> SimpleNamespace:
     """What a page holds is noted, and looked up by the page before it, which holds something else by then.
 
