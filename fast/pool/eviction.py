@@ -147,13 +147,15 @@ class ReuseOrder:
         while len(pages) < count:
             if self._empty.num:
                 pages.append(self._empty.take_one())
-            elif self._front.num or self._turnovers is None:
-                pages += (taken := self._chunk(count - len(pages)).tolist())
-                self._evicted_few(taken)
+                continue
+            left = count - len(pages)
+            if self._front.num or self._turnovers is None:
+                taken: list[int] = self._chunk(left).tolist()
             else:
                 queue, bound = self._level_in_turn(self._turnovers * self._size)
-                pages += (taken := queue.take_while(self._freed_cell, bound, count - len(pages)))
-                self._evicted_few(taken)
+                taken = queue.take_while(self._freed_cell, bound, left)
+            self._evicted_few(taken)
+            pages += taken
         return pages
 
     def evicted_one(self, page: int) -> None:

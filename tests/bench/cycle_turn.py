@@ -11,7 +11,7 @@ __all__ = ["NotCounted", "Turn", "lengths"]
 
 # Llama-3-8B: the shapes of the figures that are published.
 NUM_Q_HEADS, NUM_KV_HEADS, HEAD_DIM = 32, 8, 128
-# So many pages that no compiler thinks of keeping the cache in VMEM.
+# With 20,000 pages no compiler thinks of keeping the cache in VMEM.
 NUM_SEQS, CONTEXT, NUM_PAGES = 8, 4096, 20_000
 PREFILL_TOKENS = 2048
 # DeepSeek-V3.
