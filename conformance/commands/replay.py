@@ -21,12 +21,12 @@ from ..console.exit_status import DEVIATES, FINE
 from ..console.named import BadInputError, require_used, words_of
 from ..console.terminal import visible
 from ..console.writing import require_writable, write_file
+from ..log.lockstep import Lockstep
 from ..log.reading import is_log
 from ..log.replaying import Replayed, log_json, log_lines, replay_log
 from ..replay.engine import DeviationError, Engine, Sizes, sizes_for
 from ..replay.groups import read_groups
 from ..replay.limits import Limit, limits_of, policies_of, policy_share
-from ..replay.lockstep import LockstepEngine
 from ..replay.report import deviation_text, limits_json, limits_table, report_json, report_table
 from ..replay.serving import Replay
 from ..replay.traces import TraceRequest, read_trace, synthetic_trace, write_trace
@@ -77,6 +77,7 @@ examples:
   kvproof replay --synthetic --lockstep --num-pages 500    does it what the specification does, short of pages
   kvproof replay --synthetic 1000 --seed 7 --save t.jsonl  make a trace up, keep it, replay it
   kvproof replay --synthetic --lockstep --match-unit 4     the same where hits end amid pages
+  kvproof replay trace.jsonl --lockstep --record a.log     the calls as a log: kvproof shrink a.log --backend ...
   kvproof replay --synthetic --lockstep --batched          the same of the call that serves a whole step
   kvproof replay --synthetic --groups full:16,window:16:4096,mamba --eagle
   kvproof replay trace.jsonl --limits --backend kvproof.fast   which eviction policy and how large a pool
@@ -89,11 +90,18 @@ exit status: 0 fine; 1 the backend differs from the specification, raises, or ke
 _OF_LOGS = ("ignore", "show_tokens", "redact")
 """The options that are about logs alone."""
 
-_OF_SERVING = ("lockstep", "batched", "groups", "num_pages", "eviction", "match_unit", "eagle", "prefill_chunk", "live")
+_OF_SERVING = (
+    *("lockstep", "batched", "groups", "num_pages", "eviction", "match_unit", "eagle", "prefill_chunk", "live"),
+    "record",
+)
 """The options that say how a trace is served."""
 
 _OF_TRACES = ("synthetic", "seed", "save", "limit", "page_size", "limits", *_OF_SERVING)
 """The options that are about traces alone."""
+
+
+_COMPARE_EVERY, _PAGES_A_CALL = 500, 20
+"""Calls from one comparison of the whole state to the next, at least; and pages of it that cost as much as a call."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +111,7 @@ class _Job:
     trace: list[TraceRequest]
     engine: Engine
     sizes: Sizes
+    lockstep: Lockstep | None
 
 
 @dataclass(frozen=True)
@@ -126,6 +135,7 @@ class _Options:
     limits: str | None
     lockstep: bool
     batched: bool
+    record: Path | None
     json: Path | None
     ignore: str | None
     show_tokens: bool
@@ -193,6 +203,12 @@ def set_up(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="a step's live requests get their slots by one allocate_slots_batch, as long as there are surely pages",
     )
+    add(
+        "--record",
+        type=Path,
+        metavar="LOG",
+        help="write every call to a log as well, of which kvproof shrink makes a short one and a test",
+    )
     add("--json", type=Path, metavar="FILE", help="write the report to a file as well")
     add("--ignore", metavar="C,..", help="of a log: pass over reads that differ by these clauses")
     add("--show-tokens", action="store_true", help="of a log: show token ids")
@@ -222,11 +238,12 @@ def run(options: _Options) -> int:
     replay = Replay(job.engine, job.sizes, job.trace)
     with prints_apart():
         deviation = _serve(replay, job)
+        job.engine.close()
     Console(emoji=False).print(report_table(replay.report, options.served_by, job.sizes, lockstep=options.lockstep))
     if deviation is not None:
         _print_plain(deviation_text(deviation, options.served_by))
-    elif isinstance(job.engine, LockstepEngine):
-        _print_plain(f"in lockstep with the specification: {job.engine.comparisons:,} results compared, no difference")
+    elif job.lockstep is not None:
+        _print_plain(f"in lockstep with the specification: {job.lockstep.comparisons:,} comparisons, no difference")
     if options.json is not None:
         fields = report_json(replay.report, deviation, options.served_by, job.sizes, lockstep=options.lockstep)
         write_file(options.json, json.dumps(fields) + "\n")
@@ -315,19 +332,21 @@ def _prepare(options: _Options) -> _Job:
     trace = _trace(options)
     unit = _match_unit(options, backend, page_sizes)
     sizes = sizes_for(trace, groups, num_pages, most_live, chunk, use_eagle=options.eagle, match_unit=unit)
-    engine_class = LockstepEngine if options.lockstep else Engine
+    require_writable(options.json, options.record, read=options.trace)
+    every = max(_COMPARE_EVERY, num_pages // _PAGES_A_CALL)
+    lockstep = Lockstep(backend, every, file=options.record, show_tokens=True) if options.lockstep else None
     try:
-        engine = engine_class(
-            backend,
+        engine = Engine(
+            backend if lockstep is None else Backend(backend.name, lockstep),
             sizes,
             hash_seed=f"kvproof replay {options.seed}".encode(),
             batched=_batched(options, backend),
             eviction=_eviction(options, backend),
+            file=options.record if lockstep is None else None,
         )
     except MemoryError as error:
         raise BadInputError(f"no memory for {num_pages} pages and {sizes.most_live} rows of tables") from error
-    require_writable(options.json, read=options.trace)
-    return _Job(trace, engine, sizes)
+    return _Job(trace, engine, sizes, lockstep)
 
 
 def _batched(options: _Options, backend: Backend) -> bool:

@@ -140,9 +140,12 @@ def redactor(redaction: Redaction) -> Callable[[Entry], Entry]:
 
     def redacted(entry: Entry) -> Entry:
         match entry:
-            case Made() if "kv_cache_groups" in entry.arguments:
-                groups = list(map(group, entry.arguments["kv_cache_groups"]))
-                return replace(entry, arguments=entry.arguments | {"kv_cache_groups": groups})
+            case Made():
+                # keys of other names are others, whatever the seed
+                arguments = {name: value for name, value in entry.arguments.items() if name != "hash_seed"}
+                if "kv_cache_groups" in arguments:
+                    arguments["kv_cache_groups"] = list(map(group, arguments["kv_cache_groups"]))
+                return replace(entry, arguments=arguments)
             case NewRequest():
                 keys = tuple(map(key, entry.extra_keys))
                 return replace(entry, request_id=redaction.text(entry.request_id), extra_keys=keys)

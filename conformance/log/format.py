@@ -6,7 +6,8 @@ word::
     {"kvproof": "log", "version": 1, "tokens": "mapped" or "shown", "names": "mapped" or "shown"}
 
     ["make", k, class, {argument: value}]           object k is made: its constructor's arguments, groups as in a
-                                                    snapshot (MAN-14); or {"of": j, "group": g} where it is a part of
+                                                    snapshot (MAN-14), a ``hash_seed`` that was given to `record` as
+                                                    hexadecimal digits; or {"of": j, "group": g} where it is a part of
                                                     object j: a manager's pool, the table of one group
     ["request", r, id, tokens, extra keys, n]       request r, when it is first seen; n: ``prompt_logprobs``, or null;
                                                     extra keys as in a snapshot
@@ -50,7 +51,7 @@ from ..calls.pool import POOL
 from ..calls.table import TABLE, TABLES
 from ..console.exit_status import CannotRunError
 
-__all__ = ["CALLS", "CLASSES", "HEADER", "PROPERTIES", "VERSION", "LogError", "row_of"]
+__all__ = ["CALLS", "CLASSES", "HEADER", "PROPERTIES", "SEEDED", "VERSION", "LogError", "row_of"]
 
 VERSION = 1
 HEADER: dict[str, Any] = {"kvproof": "log", "version": VERSION}
@@ -76,6 +77,11 @@ PROPERTIES = _of_form("get")
 
 CLASSES = {name: (tuple(built[name].arguments), built[name].by_name) for name, built in _of_form("build").items()}
 """For each class the arguments of its constructor that it must be given, and those that it may be given."""
+
+SEEDED = ("CacheManager", "PagePool")
+"""The classes whose keys have a seed. A log has it only where it is given to `record`, as hexadecimal digits: eviction
+policies other than ``lru`` go by it and by the tokens themselves (EVICT-1).
+"""
 
 
 def row_of(name: str, method: str) -> Method:

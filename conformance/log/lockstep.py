@@ -1,7 +1,10 @@
 """`Lockstep`: a live backend whose calls are recorded and at once replayed on the specification."""
 
+import functools
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import kvproof.spec
@@ -9,12 +12,13 @@ from kvproof.spec.clauses import CLAUSES
 
 from ..backends.loading import Backend, load_backend
 from ..calls.judging import Difference
-from .entries import Entry, Shown
-from .format import CLASSES, LogError, row_of
+from ..calls.readings import numbers_of_free_pages
+from .entries import Entry, Operation, Shown
+from .format import CLASSES, SEEDED, LogError, row_of
 from .player import UnplayableError
 from .reading import EntryReader
 from .recorded_calls import materialised
-from .recording import Recorded, arguments_of, wrapped
+from .recording import Recorded, arguments_of, record, wrapped
 from .replaying import Judge
 from .writer import LogWriter
 
@@ -26,6 +30,8 @@ _SAMPLED = {
     *("slot_mapping", "update_slices"),
 }
 """Calls that leave everything as it is, so that the specification need not hear of all of them."""
+
+_SEED = b"lockstep"
 
 
 class LockstepError(AssertionError):
@@ -63,8 +69,10 @@ class LockstepError(AssertionError):
 class Lockstep:
     """A backend whose managers, pools and tables run the specification beside themselves.
 
-    Every call that changes anything is recorded as `record` records it and at once made on the specification, its
-    result and its refusal are compared, and the first difference raises `LockstepError`. With ``every=1`` the whole
+    It has the backend's public names. What its ``CacheManager``, ``PagePool``, ``PageTable`` and
+    ``MultiGroupPageTable`` make has their interface, with the same ``hash_seed`` for both. Every call that changes
+    anything is recorded as `record` records it and at once made on the specification; its result, its refusal and the
+    number of free pages are compared, and the first difference raises `LockstepError`. With ``every=1`` the whole
     observable state is compared after each call, which costs O(pages); with ``every=n`` after each n-th one, and of the
     calls that only read each n-th one is compared. The specification itself is slow, some 100 us a token: where that is
     too much, `record` and replay instead.
@@ -72,51 +80,77 @@ class Lockstep:
     Args:
         backend: the backend's public names: a module, an object, or its name as on the command line.
         every: calls from one comparison of the state to the next.
+        file: where the calls are written as a log, if anywhere: ``kvproof shrink`` makes a short one and a test of it.
+        show_tokens: see `record`; the seed of the keys stands in the log then, too.
 
     Raises:
         ValueError: ``every`` is below 1.
         BackendError: there is no backend of that name.
     """
 
-    def __init__(self, backend: Any, every: int = 1) -> None:
+    def __init__(
+        self, backend: Any, every: int = 1, *, file: str | Path | None = None, show_tokens: bool = False
+    ) -> None:
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ValueError(f"every={every!r} must be an int of at least 1")
         if isinstance(backend, str):
             backend = load_backend(backend)
         self._holder = backend.holder if isinstance(backend, Backend) else backend
         self._beside = _Beside(every)
+        self._file, self._show_tokens = file, show_tokens
+        self._recorded: Recorded | None = None
 
-    def CacheManager(self, *args: Any, **options: Any) -> Any:  # noqa: N802 - the backend's name
-        """A manager of the backend beside one of the specification; ``hash_seed`` is the same for both."""
-        return self._made("CacheManager", args, {"hash_seed": b"lockstep"} | options)
+    @property
+    def comparisons(self) -> int:
+        """How many results and states have been compared."""
+        return self._beside.comparisons
 
-    def PagePool(self, *args: Any, **options: Any) -> Any:  # noqa: N802
-        """A pool of the backend beside one of the specification; ``hash_seed`` is the same for both."""
-        return self._made("PagePool", args, {"hash_seed": b"lockstep"} | options)
+    def compare(self) -> None:
+        """Compares the whole state of every object now.
 
-    def PageTable(self, *args: Any, **options: Any) -> Any:  # noqa: N802
-        """A table of the backend beside one of the specification."""
-        return self._made("PageTable", args, options)
+        Raises:
+            LockstepError: one shows something else than the specification's.
+        """
+        self._beside.compare(list(self._beside.readers))
 
-    def MultiGroupPageTable(self, *args: Any, **options: Any) -> Any:  # noqa: N802
-        """Tables of the backend beside those of the specification."""
-        return self._made("MultiGroupPageTable", args, options)
+    def close(self) -> None:
+        """Ends the log; later calls are neither recorded nor compared."""
+        self._beside.close()
+        if self._recorded is not None:
+            self._recorded.close()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._holder, name)
+        own = getattr(self._holder, name)
+        if name not in CLASSES:
+            return own
+
+        @functools.wraps(own, updated=())  # so that the backend's signature shows
+        def make(*args: Any, **options: Any) -> Any:
+            return self._made(name, args, options)
+
+        return make
 
     def _made(self, name: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> Recorded:
         args = tuple(map(materialised, args))
         backend = Backend("the backend", self._holder)
-        known = {option: value for option, value in options.items() if backend.accepts(name, option)}
-        if options.keys() - known.keys() - {"hash_seed"}:
-            known = dict(options)  # which the backend refuses, as it should
-        it = backend.get(name)(*args, **known)
+        seeded = name in SEEDED and backend.accepts(name, "hash_seed")
+        given = {**({"hash_seed": _SEED} if seeded else {}), **options}
+        it = backend.get(name)(*args, **given)
+        pool = {"CacheManager": getattr(it, "page_pool", None), "PagePool": it}.get(name)
         needed, possible = CLASSES[name]
-        given = dict(zip((*needed, *possible), args, strict=False)) | known
-        told = {option: value for option, value in given.items() if option in (*needed, *possible)}
-        recorded = wrapped(self._beside, name, it, arguments_of(name, it, told))
-        self._beside.compare([recorded.__dict__["_kvproof_number"]])
+        shown = dict(zip((*needed, *possible), args, strict=False)) | given
+        told = {option: value for option, value in shown.items() if option in (*needed, *possible)}
+        seed = {"hash_seed": given["hash_seed"]} if seeded and isinstance(given["hash_seed"], bytes) else {}
+        arguments = arguments_of(name, it, told | seed)
+        if self._file is not None:
+            own = told | (seed if self._show_tokens else {})
+            it = record(it, self._recorded or self._file, show_tokens=self._show_tokens, options=own)
+            self._recorded = self._recorded or it
+        recorded = wrapped(self._beside, name, it, arguments)
+        number = recorded.__dict__["_kvproof_number"]
+        if pool is not None:
+            self._beside.pools[number] = pool
+        self._beside.compare([number])
         return recorded
 
 
@@ -125,51 +159,70 @@ class _Beside(LogWriter):
 
     Args:
         every: calls from one comparison of states to the next.
+
+    Attributes:
+        pools: the backend's pools, by the numbers of the managers whose they are, or their own.
+        comparisons: how many results and states have been compared.
     """
 
     most_noted = 1
 
     def __init__(self, every: int) -> None:
         super().__init__(show_tokens=True, redact=False, states_every=every)
-        self._every, self._reads, self._changes = every, 0, 0
+        self.pools: dict[int, Any] = {}
+        self.comparisons = 0
+        self._every, self._reads, self._changes = every, Counter[str](), 0
         self._reader, self._judge = EntryReader(bounded=False), Judge(kvproof.spec)
 
     def passes_over(self, method: str) -> bool:
-        """See `LogWriter.passes_over`: of the calls that only read each n-th one is noted."""
-        self._reads += method in _SAMPLED
-        return method in _SAMPLED and self._reads % self._every != 0
+        """See `LogWriter.passes_over`: of the calls of a method that only reads each n-th one is noted."""
+        if method not in _SAMPLED:
+            return False
+        self._reads[method] += 1
+        return self._reads[method] % self._every != 1 % self._every
 
     def note(self, entry: str) -> None:
-        """See `LogWriter.note`: after each n-th call that changes anything states are compared."""
+        """See `LogWriter.note`: free pages are counted, and after each n-th call that changes anything all is seen."""
         super().note(entry)
         last = self._judge.last
         assert last is not None, "it was just made"
-        self._changes += not row_of(self._judge.player.sides[0].things[last.target].name, last.method).reads
+        thing = self._judge.player.sides[0].things[last.target]
+        if row_of(thing.name, last.method).reads:
+            return
+        self._changes += 1
         if self._changes == self._every:
-            self._changes = 0
             self.compare(self._judge.touched)
+        elif thing.whole in self.pools:
+            self._judge.count(numbers_of_free_pages(self.pools[thing.whole]))
+            self._require_same()
 
     def compare(self, numbers: Iterable[int]) -> None:
-        """Compares what objects show now, by their numbers."""
+        """Compares what objects show now, by their numbers; reads are compared from the next one on."""
         self.flush()
+        self._changes = 0
+        self._reads.clear()
         for number in numbers:
-            self._take(Shown(number, self.readers[number]()))
-
-    def _is_state_due(self) -> bool:
-        return False
+            self._held_to(Shown(number, self.readers[number]()))
 
     def _write(self, entries: list[str]) -> None:
         for text in entries:
             for entry in self._reader.read(json.loads(text)):
-                self._take(entry)
+                self._held_to(entry)
 
-    def _take(self, entry: Entry) -> None:
+    def _is_state_due(self) -> bool:
+        return False
+
+    def _held_to(self, entry: Entry) -> None:
         """Plays an entry; a difference raises."""
         self._judge.wrong = None
+        self.comparisons += isinstance(entry, Operation | Shown)
         try:
             self._judge.take(entry)
         except UnplayableError as error:
             raise LogError(f"the specification can't make this call: {error}") from error
+        self._require_same()
+
+    def _require_same(self) -> None:
         if self._judge.wrong is not None:
             raise self._deviation(*self._judge.wrong)
 

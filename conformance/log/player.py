@@ -13,13 +13,14 @@ from ..calls.deviation import Outcome
 from ..calls.method import Method, bound
 from ..calls.readings import page_views
 from .entries import Entry, Grown, Made, NewKeys, NewRequest, Operation
-from .format import row_of
+from .format import SEEDED, row_of
 from .values import KeyNumbers, read_state, result
 
 __all__ = ["Answer", "Player", "RecordedError", "Side", "Stranger", "Thing", "UnplayableError"]
 
 
-_SEED = b"kvproof log"
+_SEED = b"kvproof log".hex()
+"""The seed of keys where a log has none: as hexadecimal digits, as in a log."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,8 +107,8 @@ class Side:
             it = whole.it.page_pool if made.name == "PagePool" else whole.it.page_tables[arguments.get("group", 0)]
             self.things[made.number] = Thing(made.name, it, whole.views, arguments["of"])
             return
-        if made.name in ("CacheManager", "PagePool"):
-            arguments["hash_seed"] = _SEED
+        if made.name in SEEDED:
+            arguments["hash_seed"] = bytes.fromhex(arguments.get("hash_seed", _SEED))
         if made.name == "CacheManager":
             if takes_parameter(self.holder.CacheManager, "retention_interval"):
                 arguments.setdefault(

@@ -14,7 +14,7 @@ from kvproof.spec.declarations.json_kinds import extra_keys_of, group_of
 
 from ..report.redaction import Redaction
 from .entries import Entry, Grown, Made, NewKeys, NewRequest, Operation, Shown, redactor
-from .format import CALLS, CLASSES, HEADER, PROPERTIES, VERSION, LogError
+from .format import CALLS, CLASSES, HEADER, PROPERTIES, SEEDED, VERSION, LogError
 from .values import decoded, numbers_of, tokens_of
 
 __all__ = ["MOST", "EntryReader", "LogReader", "is_log"]
@@ -107,11 +107,15 @@ class EntryReader:
             _whole("group", arguments.get("group", 0), _MOST_GROUPS)
         else:
             needed, possible = CLASSES[name]
+            seed = {"hash_seed": _seed(arguments.pop("hash_seed"))} if "hash_seed" in arguments else {}
+            if seed and name not in SEEDED:
+                raise ValueError(f"object {number}: a {name} has no hash_seed")
             if not set(needed) <= set(arguments) <= {*needed, *possible}:
                 raise ValueError(f"object {number}: {name} is made of {', '.join(needed)}")
             arguments = {argument: _argument(argument, value, self._bounded) for argument, value in arguments.items()}
             if self._bounded:
                 self._require_room(arguments)
+            arguments |= seed
         self._names.append(name)
         return Made(number, name, arguments)
 
@@ -250,6 +254,13 @@ def _batch(result: Any) -> Any:
 
 def _extra_keys(value: Any) -> Any:
     return extra_keys_of(Part("extra keys", value)) or ()
+
+
+def _seed(value: Any) -> str:
+    """A seed of keys, which stands in a log as hexadecimal digits."""
+    if not isinstance(value, str) or len(value) > _MOST_NAME:
+        raise ValueError("hash_seed must be a text of hexadecimal digits")
+    return bytes.fromhex(value).hex()
 
 
 def _argument(name: str, value: Any, bounded: bool) -> Any:

@@ -227,7 +227,7 @@ class RecordedCall:
         self._ends = method in _ENDS
         self._passed = row.reads and writer.passes_over
         self._method = method
-        functools.update_wrapper(self, act)
+        functools.update_wrapper(self, act, updated=())  # it may be one of these itself, with attributes of its own
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Makes the call and notes it, unless the log has ended or passes it over."""

@@ -10,8 +10,8 @@ import numpy as np
 from kvproof.spec.declarations.json_kinds import group_to_json
 
 from ..calls.readings import page_views
-from .format import CALLS, CLASSES, PROPERTIES, LogError
-from .recorded_calls import KeyOrigins, RecordedCall, can_record_slots, record_batch, record_slots
+from .format import CALLS, CLASSES, PROPERTIES, SEEDED, LogError
+from .recorded_calls import KeyOrigins, RecordedCall, bare, can_record_slots, record_batch, record_slots
 from .values import outcome_text, page_ids, plain, read_state, text_of
 from .writer import LogFile, LogWriter
 
@@ -49,7 +49,9 @@ def record(
         show_tokens: whether token ids stand in the log; else they are mapped in the same way.
         states_every: what the objects show is recorded after so many calls; None: as often as 2 % of the time allow
             and at the end, without the device's rows and without the usage, which the free pages tell; 0: never.
-        options: arguments of the constructor that the object does not show, or shows in a form of its own.
+        options: arguments of the constructor that the object does not show, or shows in a form of its own. Of a
+            manager or a pool that evicts by another policy than ``lru`` the log can be replayed to its end only with
+            ``show_tokens`` and ``options={"hash_seed": ...}``, as the policy goes by both (EVICT-1).
 
     Raises:
         TypeError: it is none of the four.
@@ -74,6 +76,7 @@ def record(
 def arguments_of(name: str, thing: Any, options: dict[str, Any]) -> dict[str, Any]:
     """How an object was made, as far as it shows that, or as it was told."""
     needed, possible = CLASSES[name]
+    seed = {"hash_seed": options.pop("hash_seed").hex()} if name in SEEDED and "hash_seed" in options else {}
     unknown = options.keys() - {*needed, *possible}
     if unknown:
         raise LogError(f"options: {name} has no argument {sorted(unknown)[0]}")
@@ -92,7 +95,8 @@ def arguments_of(name: str, thing: Any, options: dict[str, Any]) -> dict[str, An
             options["kv_cache_groups"] = [group_to_json(group) for group in options["kv_cache_groups"]]
         except (AttributeError, TypeError) as error:
             raise LogError("kv_cache_groups are of a form of their own: give kvproof's by options") from error
-    return {argument: value if argument == "kv_cache_groups" else plain(value) for argument, value in options.items()}
+    told = {argument: value if argument == "kv_cache_groups" else plain(value) for argument, value in options.items()}
+    return told | seed
 
 
 def _longest(tables: Any) -> int:
@@ -210,6 +214,7 @@ class _RecordedTables(Recorded):
 
 def _watch(writer: LogWriter, number: int, name: str, thing: Any) -> None:
     """Has an object's states noted from now on."""
+    thing = bare(thing)  # what another log records of it are the engine's calls
     pool = thing.page_pool if name == "CacheManager" else thing if name == "PagePool" else None
     views: dict[int, Any] = {} if pool is None or hasattr(pool, "pages") else page_views(pool)  # while all are free
 

@@ -14,11 +14,11 @@ from ..calls.contrast import beside, contrast, shown
 from ..calls.deviation import REFUSALS, clause_of_state
 from ..calls.judging import Difference, difference
 from ..calls.method import Method
-from ..calls.readings import SHOWS
+from ..calls.readings import SHOWS, numbers_of_free_pages
 from ..console.terminal import visible
 from ..report.document import header
 from ..report.redaction import Redaction
-from .entries import Entry, NewRequest, Operation, Shown
+from .entries import Entry, Made, NewRequest, Operation, Shown
 from .format import CALLS, LogError, row_of
 from .player import Answer, Player, RecordedError, Thing, UnplayableError
 from .reading import LogReader
@@ -242,6 +242,7 @@ class Judge:
         self.agreed: dict[int, dict[str, Any]] = {}
         self._ignored, self._show_tokens = ignored, show_tokens
         self._since: dict[int, list[tuple[Method, Answer]]] = {}
+        self._answered: tuple[Method, Answer] | None = None
         self._lines: list[Callable[[], str]] = []
         self._new: list[Callable[[], str]] = []
 
@@ -274,6 +275,7 @@ class Judge:
         found = compare_answers(thing, operation, answer, recorded_answer(operation, answer))
         found = None if found is not None and found.clause in self._ignored else found
         row = row_of(thing.name, operation.method)
+        self._answered = row, answer
         if not row.reads or answer.error is not None:
             self._since.setdefault(thing.whole, []).append((row, answer))
         tables = operation.arguments.get("tables")
@@ -303,6 +305,16 @@ class Judge:
         else:
             self.agreed[entry.target] = expected
 
+    def count(self, observed: tuple[int, int]) -> None:
+        """Compares how many pages are free, as a pool and its queue say, after the last operation, which was on it."""
+        assert self.last is not None, "an operation was made"
+        thing = self.player.sides[0].things[self.last.target]
+        pool = thing.it.page_pool if thing.name == "CacheManager" else thing.it
+        name = "numbers of free pages"
+        found = compare_states({name: numbers_of_free_pages(pool)}, {name: observed}, self._answered)
+        if found is not None:
+            self.wrong = found, Shown(thing.whole, {name: observed})
+
     @property
     def touched(self) -> list[int]:
         """The objects that calls may have changed since their states were compared, by their numbers."""
@@ -331,6 +343,7 @@ class Run(Judge):
 
     Attributes:
         reader: reads the log.
+        made: the objects that were made, as the log has them.
     """
 
     def __init__(
@@ -343,6 +356,7 @@ class Run(Judge):
     ) -> None:
         super().__init__(backend.holder, ignored, show_tokens)
         self.reader = LogReader(path, redaction)
+        self.made: list[Made] = []
 
     def steps(self, upto: int | None = None) -> Iterator[Replayed]:
         """Replays to the first wrong step, or up to an operation; every operation that was made, in order.
@@ -355,6 +369,8 @@ class Run(Judge):
         for entry in self.reader.entries():
             if isinstance(entry, Operation) and upto is not None and entry.number >= upto:
                 return
+            if isinstance(entry, Made):
+                self.made.append(entry)
             try:
                 made = self.take(entry)
                 if self.wrong is not None and self.last is None:
@@ -366,6 +382,21 @@ class Run(Judge):
                 yield made
             if self.wrong is not None:
                 return
+
+    def require_decided(self) -> None:
+        """Refuses a log that differs where the specification can't know which pages the engine was to evict.
+
+        Raises:
+            LogError: one of its objects evicts by a policy that goes by tokens and a seed that are not in the log.
+        """
+        for made in self.made:
+            policy = made.arguments.get("eviction", "lru")
+            if policy != "lru" and not (self.reader.shows_tokens and "hash_seed" in made.arguments):
+                raise LogError(
+                    f"{self.reader.path}: operation {self.operations:,} differs, which decides nothing: "
+                    f"the {made.name} evicts by {policy!r}, which goes by the tokens and the keys' seed (EVICT-1), "
+                    "and the log has not both; record with show_tokens and options={'hash_seed': ...}"
+                )
 
     def require_operations(self, what: str) -> None:
         """Refuses a log in which nothing was done, when all of it was read: no news of it is good news.
@@ -414,6 +445,7 @@ def replay_log(
     first.require_operations("replayed")
     wrong = None
     if first.wrong is not None and first.last is not None:
+        first.require_decided()
         difference, shown = first.wrong
         operation, target = first.last, first.last.target if shown is None else shown.target
         again = Run(Path(path), found, ignore, show_tokens, redaction)

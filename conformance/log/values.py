@@ -468,7 +468,7 @@ def _new_pages(group: tuple[Any, Any, Any]) -> str:
 
 FIELDS = (
     *("free pages", "ref_cnt", "hashed pages", "cached map", "usage", "pages of requests"),
-    *("pages in a row", "host rows", "device rows"),
+    *("pages in a row", "host rows", "device rows", "numbers of free pages"),
 )
 """What a state shows, in the order in which it is compared; see `kvproof.conformance.calls.readings.SHOWS`."""
 

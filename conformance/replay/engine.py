@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from functools import partial
+from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, Literal, NamedTuple
 
@@ -19,6 +20,8 @@ from kvproof.spec.declarations.eviction import EvictionCounters
 
 from ..backends.loading import Backend
 from ..backends.raising import Ending, frames
+from ..log.lockstep import Lockstep, LockstepError
+from ..log.recording import record
 from .groups import copies_states, junction_of
 from .traces import TraceRequest
 
@@ -106,20 +109,22 @@ class DeviationError(Exception):
         request_id: whose call it was; None for one about no single request.
         expected: what was due.
         observed: what came.
+        clause: the label of the clause that it breaks; "" where only the serving loop judges.
 
     Attributes:
         step: the step in which it happened; who counts the steps sets it.
     """
 
-    def __init__(self, call: str, request_id: str | None, expected: str, observed: str) -> None:
+    def __init__(self, call: str, request_id: str | None, expected: str, observed: str, clause: str = "") -> None:
         super().__init__(f"{call}: expected {expected}, observed {observed}")
         self.call, self.request_id, self.expected, self.observed = call, request_id, expected, observed
-        self.step = 0
+        self.clause, self.step = clause, 0
 
     @property
     def raised(self) -> tuple[str, ...]:
         """Where the backend raised, frame by frame; empty if it raised nothing."""
-        return () if self.__cause__ is None else frames(self.__cause__)
+        error = self.__cause__.__context__ if isinstance(self.__cause__, LockstepError) else self.__cause__
+        return () if error is None else frames(error)
 
 
 def described(error: BaseException) -> str:
@@ -165,17 +170,19 @@ class Engine:
     loop asks for nothing that may be refused.
 
     Args:
-        backend: whose ``CacheManager`` and ``MultiGroupPageTable`` are used.
+        backend: whose ``CacheManager`` and ``MultiGroupPageTable`` are used; those of a `Lockstep` go in step with the
+            specification's.
         sizes: how large they are.
         hash_seed: the seed of the keys, given to a manager that takes one.
         batched: whether `advance` is one ``allocate_slots_batch`` where there are surely pages for all.
         eviction: the policy by which free pages are evicted, given to a manager that takes one (EVICT-1).
         with_tables: whether there are page tables; without them nothing is asked of any.
+        file: where all calls are recorded, if anywhere, see `record`, with the tokens of the trace and the seed; a
+            `Lockstep` has a file of its own.
 
     Attributes:
         eviction: the policy in force.
         timings: the time inside the library so far.
-        num_groups: how many cache groups it serves.
     """
 
     def __init__(
@@ -187,8 +194,10 @@ class Engine:
         batched: bool = False,
         eviction: str = "lru",
         with_tables: bool = True,
+        file: Path | None = None,
     ) -> None:
         self.timings, self._batched = Timings(), batched
+        self._lockstep = backend.holder if isinstance(backend.holder, Lockstep) else None
         self._page_sizes, self._slots = sizes.page_sizes, dict[str, int]()
         manager_class = backend.get("CacheManager")
         tables_class = backend.get("MultiGroupPageTable") if with_tables else None
@@ -211,10 +220,14 @@ class Engine:
         except (MemoryError, Ending):
             raise
         except BaseException as error:
-            raise DeviationError("CacheManager, MultiGroupPageTable", None, "both built", described(error)) from error
+            raise deviation(error, "CacheManager, MultiGroupPageTable", None, "both built") from error
+        self._log: Any = self._lockstep
+        if file is not None:
+            seed = {"hash_seed": options["hash_seed"]} if "hash_seed" in options else {}
+            self._log = self.manager = record(self.manager, file, show_tokens=True, options=seed)
+            self.tables = record(self.tables, self.manager)
         if with_tables:
             self._compile_commits(sizes)
-        self.num_groups = len(sizes.groups)
         self._lookahead = LOOKAHEAD if sizes.use_eagle else 0
 
     def open(self, request_id: str, tokens: NDArray[np.int32], num_tokens: int) -> Request:
@@ -234,7 +247,7 @@ class Engine:
 
     def look_up(self, request: Request) -> tuple[Pages, int]:
         """The cached pages of a request's prefix, and how many tokens they hold."""
-        with self._library("look_up", "get_computed_pages", request.request_id):
+        with self._library("look_up", "get_computed_pages", request):
             pages, num_tokens = self.manager.get_computed_pages(request)
         return pages, num_tokens
 
@@ -242,15 +255,15 @@ class Engine:
         """The length at which a request parts from an earlier one, where a step is to end (RET-2); 0: none is known."""
         if not self._copies_states:
             return 0
-        with self._library("look_up", "get_junction", request.request_id):
+        with self._library("look_up", "get_junction", request):
             return junction_of(self.manager, request)
 
     def admit(self, request: Request, num_new_tokens: int, hits: Pages, num_hit_tokens: int) -> Pages | None:
         """Slots for the first new tokens of a request, behind those that it hit; None for want of pages."""
-        with self._library("admit", "allocate_slots at admission", request.request_id):
+        with self._library("admit", "allocate_slots at admission", request):
             pages = self._allocate_slots()(request, num_new_tokens, num_hit_tokens, hits)
         if self._batched and pages is not None:
-            with self._library("admit", "slot_of", request.request_id):
+            with self._library("admit", "slot_of", request):
                 self._slots[request.request_id] = self.manager.slot_of(request.request_id)
         return pages
 
@@ -280,7 +293,7 @@ class Engine:
         except BaseException as error:
             place = len(granted)
             call, request_id = self.advance_call(num_new_tokens[place]), requests[place].request_id
-            raise DeviationError(call, request_id, "pages or None", described(error)) from error
+            raise deviation(error, call, request_id, "pages or None") from error
         self.timings.decode += perf_counter_ns() - start
         return granted
 
@@ -333,7 +346,7 @@ class Engine:
 
     def free(self, request: Request, *, finished: bool) -> list[str]:
         """Gives a request's pages back; a finished one's keys are dropped as well. Returns what `free` did."""
-        with self._library("free", "free", request.request_id):
+        with self._library("free", "free", request):
             losers: list[str] = self.manager.free(request)
             self._slots.pop(request.request_id, None)
             if finished:
@@ -364,7 +377,7 @@ class Engine:
 
     def fill_row(self, request: Request, row: int) -> None:
         """Enters all pages of a request in a row."""
-        with self._library("tables", "add_row", request.request_id):
+        with self._library("tables", "add_row", request):
             self.tables.add_row(self.manager.get_page_ids(request.request_id), row)
 
     def append_rows(self, page_ids: Sequence[Sequence[Sequence[int]]], rows: Sequence[int]) -> None:
@@ -396,46 +409,22 @@ class Engine:
         with self._library(None, "page_pool.get_num_free_pages"):
             return int(self.manager.page_pool.get_num_free_pages())
 
-    def page_ids(self, request_id: str) -> Sequence[Sequence[int]]:
-        """The ids of the pages that a request holds, a list for each group. O(pages)."""
-        with self._library(None, "get_page_ids", request_id):
-            held: Sequence[Sequence[int]] = self.manager.get_page_ids(request_id)
-        return held
-
     def num_evictions(self) -> int | None:
         """How many pages lost their hash because they were handed out; None if the manager does not count."""
-        if not hasattr(self.manager, "counters"):
-            return None
         with self._library(None, "counters"):
-            return int(self.manager.counters.evictions)
+            counters = getattr(self.manager, "counters", None)
+            return None if counters is None else int(counters.evictions)
 
     def eviction_counters(self) -> EvictionCounters | None:
         """What the eviction policy has seen (EVICT-1); None if the pool does not tell."""
-        if not hasattr(self.manager.page_pool, "eviction_counters"):
-            return None
         with self._library(None, "page_pool.eviction_counters"):
-            seen: EvictionCounters = self.manager.page_pool.eviction_counters
+            seen: EvictionCounters | None = getattr(self.manager.page_pool, "eviction_counters", None)
         return seen
 
     def num_cached_pages(self) -> int:
         """How many pages carry a hash. O(pages)."""
         with self._library(None, "page_pool.cached_page_hash_to_page"):
             return sum(map(len, self.manager.page_pool.cached_page_hash_to_page.values()))
-
-    def free_order(self) -> list[int]:
-        """The ids of the free pages, the one to be taken first in front. O(pages)."""
-        with self._library(None, "page_pool.free_page_queue.get_all_free_pages"):
-            return [page.page_id for page in self.manager.page_pool.free_page_queue.get_all_free_pages()]
-
-    def host_tables(self) -> list[NDArray[np.int32]]:
-        """The host's rows in each group, `i32[most_live, pages of max_model_len]`."""
-        with self._library(None, "get_cpu_tensor"):
-            return [np.asarray(self.tables[group].get_cpu_tensor()) for group in range(self.num_groups)]
-
-    def device_tables(self) -> list[NDArray[np.int32]]:
-        """The device's rows in each group, `i32[most_live, pages of max_model_len]`."""
-        with self._library(None, "get_device_tensor"):
-            return [np.asarray(self.tables[group].get_device_tensor()) for group in range(self.num_groups)]
 
     def check(self) -> None:
         """Has the manager and the tables verify themselves, as far as they offer to. O(pages)."""
@@ -444,28 +433,62 @@ class Engine:
                 with self._library(None, f"{type(part).__name__}.check"):
                     part.check()
 
-    def end_step(self) -> None:
-        """Called when a step is over: nothing is to be done here."""
-
     def end_replay(self) -> None:
         """Called when the last request is gone, whose pages must all have come back.
 
+        In lockstep with the specification the whole state is compared once more.
+
         Raises:
-            DeviationError: some have not.
+            DeviationError: some have not, or what is left is not what it must be.
         """
+        if self._lockstep is not None:
+            with self._library(None, "the whole state"):
+                self._lockstep.compare()
+        self.check()
         usage = self.usage()
         if usage != 0.0:
             raise DeviationError("usage after the last request", None, "0.0", repr(usage))
 
+    def close(self) -> None:
+        """Ends the log, if there is one."""
+        if self._log is not None:
+            self._log.close()
+
     @contextmanager
-    def _library(self, part: Part | None, call: str, request_id: str | None = None) -> Iterator[None]:
-        """Around calls into the library: counts their time to a part, if any, and names what raises."""
+    def _library(self, part: Part | None, call: str, request: Request | None = None) -> Iterator[None]:
+        """Around calls into the library: counts their time to a part, if any, and names what raises.
+
+        Args:
+            part: the part.
+            call: the call.
+            request: the request that it is about, which the library must leave as it is: it is the engine's.
+        """
+        request_id = None if request is None else request.request_id
+        before = request and (request.num_tokens, request.num_computed_tokens)
         start = perf_counter_ns()
         try:
             yield
         except Ending:
             raise
         except BaseException as error:
-            raise DeviationError(call, request_id, "no error", described(error)) from error
+            raise deviation(error, call, request_id, "no error") from error
         if part is not None:
             self.timings.add(part, perf_counter_ns() - start)
+        after = request and (request.num_tokens, request.num_computed_tokens)
+        if after != before:
+            counts = "the request's token counts after"
+            raise DeviationError(f"{counts} {call}", request_id, repr(before), repr(after))
+
+
+def deviation(error: BaseException, call: str, request_id: str | None, expected: str) -> DeviationError:
+    """What a call that raised is called: a difference from the specification by its clause, all else as it is.
+
+    Args:
+        error: what it raised.
+        call: the call.
+        request_id: whose call it was.
+        expected: what was due.
+    """
+    if isinstance(error, LockstepError):
+        return DeviationError(error.call, request_id, error.expected, error.observed, error.clause)
+    return DeviationError(call, request_id, expected, described(error))

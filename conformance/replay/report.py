@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from rich.table import Table
 
+from kvproof.spec.clauses import CLAUSES
+
 from .engine import DeviationError, Sizes, Timings
 from .groups import copies_states, named
 from .limits import Limit
@@ -192,7 +194,7 @@ def _page_size(sizes: Sizes) -> int | None:
 
 
 def deviation_text(deviation: DeviationError, backend_name: str) -> str:
-    """The verdict on a backend that deviates, in four lines and one for each frame of what it raised."""
+    """The verdict on a backend that deviates, in five lines, and one for each frame of what it raised."""
     when = f"in step {deviation.step:,}" if deviation.step else "before the first step"
     whose = "" if deviation.request_id is None else f", {deviation.request_id}"
     raised = ["  raised, the innermost frame last", *(f"    {frame}" for frame in deviation.raised)]
@@ -201,6 +203,7 @@ def deviation_text(deviation: DeviationError, backend_name: str) -> str:
         f"  call      {deviation.call}",
         f"  expected  {deviation.expected}",
         f"  observed  {deviation.observed}",
+        *([f"  clause    {deviation.clause}: {CLAUSES[deviation.clause].sentence}"] if deviation.clause else []),
         *(raised if deviation.raised else []),
     ]
     return "\n".join(lines)
@@ -212,7 +215,7 @@ def report_json(
     """A report for a file: what was run, the verdict, the counts. Arguments as for `report_table`."""
     verdict = None
     if deviation is not None:
-        names = ("step", "request_id", "call", "expected", "observed", "raised")
+        names = ("step", "request_id", "call", "expected", "observed", "clause", "raised")
         verdict = {name: getattr(deviation, name) for name in names}
     return {
         "kvproof": "replay report",

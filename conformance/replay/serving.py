@@ -142,7 +142,6 @@ class Replay:
         self._engine.commit(len(self._rows))
         self.report.peak_usage = max(self.report.peak_usage, self._engine.usage())
         self._generate()
-        self._engine.end_step()
 
     # -- One step's parts -------------------------------------------------------------------------
 

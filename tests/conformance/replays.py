@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from kvproof import spec
 from kvproof.conformance.backends.loading import Backend
+from kvproof.conformance.log.lockstep import Lockstep
 from kvproof.conformance.replay.engine import Engine, sizes_for
 from kvproof.conformance.replay.groups import read_groups
 from kvproof.conformance.replay.report import Report
@@ -38,11 +39,13 @@ def replayed(
     match_unit: int | None = None,
     backend: object = spec,
     engine: Callable[..., Engine] = Engine,
+    lockstep: bool = False,
 ) -> Report:
-    """A trace served to its end."""
+    """A trace served to its end, in step with the specification if that is asked for."""
     kinds = read_groups(groups, page_size)
     sizes = sizes_for(trace, kinds, num_pages, live, prefill_chunk, use_eagle=use_eagle, match_unit=match_unit)
-    replay = Replay(engine(Backend("backend", backend), sizes, SEED), sizes, trace)
+    holder = Lockstep(backend, 100) if lockstep else backend
+    replay = Replay(engine(Backend("backend", holder), sizes, SEED), sizes, trace)
     replay.run(lambda *_: None)
     replay.close()
     return replay.report

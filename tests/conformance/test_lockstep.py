@@ -1,12 +1,14 @@
 """Lockstep: a live backend with the specification beside it."""
 
 import functools
+import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kvproof.fast
-from kvproof.conformance import Lockstep, LockstepError, catalogue
+from kvproof.conformance import Lockstep, LockstepError, catalogue, replay_log
 from kvproof.conformance.calls.deviation import attempt
 from kvproof.spec.declarations import Request
 
@@ -86,3 +88,42 @@ def test_no_token_is_in_what_is_raised() -> None:
         manager.slot_of("a")
     assert "4321" not in repr(vars(caught.value)) + str(caught.value)
     assert "KeyError" in caught.value.observed
+
+
+class _Meter(kvproof.fast.PagePool):
+    def get_num_free_pages(self) -> int:
+        return super().get_num_free_pages() + bool(self.get_usage())
+
+
+class _Metered:
+    PagePool = _Meter
+
+
+def test_free_pages_are_counted_after_every_call_that_changes_any() -> None:
+    """POOL-2: long before the whole state is looked at."""
+    pool = Lockstep(_Metered, every=1000).PagePool(6, True)
+    with pytest.raises(LockstepError, match="numbers of free pages") as caught:
+        pool.get_new_pages(3)
+    assert caught.value.clause == "POOL-2"
+
+
+def test_what_it_makes_is_called_as_the_backend_is() -> None:
+    checked = Lockstep(kvproof.fast)
+    for name in ("CacheManager", "PagePool", "PageTable", "MultiGroupPageTable"):
+        assert inspect.signature(getattr(checked, name)) == inspect.signature(getattr(kvproof.fast, name))
+    assert checked.FullAttentionSpec is kvproof.fast.FullAttentionSpec
+
+
+def test_nothing_is_compared_after_the_end(tmp_path: Path) -> None:
+    """The log of a life in step with the specification replays without a difference."""
+    checked = Lockstep(_Backend, every=1000, file=tmp_path / "a.log")
+    pool = checked.PagePool(6, True)
+    pool.get_new_pages(3)
+    checked.compare()
+    count = checked.comparisons
+    assert count > 1
+    checked.close()
+    pool.free_pages(pool.get_new_pages(2))
+    assert checked.comparisons == count
+    result = replay_log(tmp_path / "a.log")
+    assert (result.operations, result.wrong, result.cut) == (1, None, None)

@@ -1,6 +1,7 @@
 """Replays: what they count, what lockstep catches, and how the command ends."""
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,9 @@ from typing import Any
 import pytest
 
 from kvproof import spec
+from kvproof.conformance import LogError, replay_log
 from kvproof.conformance.cli import main
 from kvproof.conformance.replay.engine import DeviationError, num_slots
-from kvproof.conformance.replay.lockstep import LockstepEngine
 from kvproof.conformance.replay.traces import synthetic_trace, write_trace
 
 from .replays import Backends, replayed, request
@@ -45,7 +46,7 @@ def test_pages_taken_again_are_evictions() -> None:
 
 def test_the_request_admitted_last_gives_way() -> None:
     """Two requests of 2 pages that grow to 3 each, in a pool of 4."""
-    report = replayed([request(32, 10, 0), request(32, 10, 1)], num_pages=1 + 4, engine=LockstepEngine)
+    report = replayed([request(32, 10, 0), request(32, 10, 1)], num_pages=1 + 4, lockstep=True)
     assert (report.served, report.preemptions, report.peak_usage) == (2, 1, 1.0)
     # one step together, then nine of the first alone; the second goes on with its second token
     assert report.steps == 1 + 9 + 9
@@ -57,7 +58,7 @@ def test_the_request_admitted_last_gives_way() -> None:
 
 def test_a_request_that_never_fits_is_refused() -> None:
     trace = [request(100, 5), request(5000, 5), request(100, 5), request(600, 2000)]
-    report = replayed(trace, num_pages=100, engine=LockstepEngine)
+    report = replayed(trace, num_pages=100, lockstep=True)
     assert (report.requests, report.served, report.refused) == (4, 2, 2)
     report = replayed([request(5000, 5)], num_pages=2)
     assert (report.requests, report.served, report.refused, report.output_tokens) == (1, 0, 1, 0)
@@ -66,7 +67,7 @@ def test_a_request_that_never_fits_is_refused() -> None:
 @pytest.mark.parametrize(("page_size", "num_pages", "live"), [(16, 600, 8), (16, 260, 64), (64, 80, 5), (7, 900, 3)])
 def test_a_short_pool_serves_all(page_size: int, num_pages: int, live: int) -> None:
     trace = synthetic_trace(25, seed=page_size)
-    report = replayed(trace, num_pages=num_pages, live=live, page_size=page_size, engine=LockstepEngine)
+    report = replayed(trace, num_pages=num_pages, live=live, page_size=page_size, lockstep=True)
     fitting = [one for one in trace if num_slots(one) <= (num_pages - 1) * page_size]
     assert report.served == len(fitting) > 20
     assert report.output_tokens == sum(one.output_length for one in fitting)
@@ -190,23 +191,27 @@ LAZY = Backends(tables=LazyTables)
 
 
 DEVIATIONS = {
-    "reversed": (REVERSED, 1, "allocate_slots at admission", "[1, 2, 3", "at place 0"),
-    "head first": (HEAD_FIRST, None, "allocate_slots", "[", "the first difference at place "),
-    "blind": (BLIND, None, "get_computed_pages", "[1, 2", "0 entries in place of "),
-    "miserly": (MISERLY, 2, "allocate_slots(request, 1)", "([", "None"),
-    "failing": (FAILING, 2, "allocate_slots(request, 1)", "pages or None", "OSError: [bold]broken[/bold]"),
-    "leaking": (LEAKING, None, "free pages after free", "", ""),
-    "meddling": (MEDDLING, 1, "the request's token counts after get_computed_pages", ", 0)", ", 1)"),
-    "forgetful": (FORGETFUL, None, "get_cpu_tensor, row ", ", 0, 0", "extra [0"),
-    "lazy": (LAZY, None, "get_device_tensor, row 0", "[1, 2, 3", "[0, 0, 0"),
-    "unbuildable": (UNBUILDABLE, 0, "CacheManager, MultiGroupPageTable", "both built", "NotImplementedError: no such"),
+    "reversed": (REVERSED, 1, "manager.allocate_slots('request 0'", "[[1, 2, 3", "[[111, 110", "MAN-2"),
+    "head first": (HEAD_FIRST, None, "manager.free", "free pages", "the first difference at place ", "POOL-3"),
+    "blind": (BLIND, None, "manager.get_computed_pages", "[[[1, 2", "[[[]], 0]", "MAN-1"),
+    "miserly": (MISERLY, 2, "manager.allocate_slots('request 2', num_new_tokens=1)", "[[", "None", "MAN-2"),
+    "failing": (FAILING, 2, "manager.allocate_slots('request 0', num_new_tokens=1)", "[[", "raised OSError", "MAN-2"),
+    "leaking": (LEAKING, None, "manager.free", "free pages", "missing [", "POOL-3"),
+    "meddling": (MEDDLING, 1, "the request's token counts after get_computed_pages", ", 0)", ", 1)", ""),
+    "forgetful": (FORGETFUL, None, "manager.", "pages in a row = ", "pages in a row = ", "TAB-1"),
+    "lazy": (LAZY, None, "manager.", "device rows = [[[1, 2, 3", "device rows = [[[0, 0, 0", "TAB-4"),
+    "unbuildable": (UNBUILDABLE, 0, "CacheManager, MultiGroup", "both built", "NotImplementedError: no such", ""),
 }
 
 
-@pytest.mark.parametrize(("backend", "step", "call", "expected", "observed"), DEVIATIONS.values(), ids=DEVIATIONS)
-def test_lockstep_catches(backend: object, step: int | None, call: str, expected: str, observed: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "step", "call", "expected", "observed", "clause"), DEVIATIONS.values(), ids=DEVIATIONS
+)
+def test_lockstep_catches(
+    backend: object, step: int | None, call: str, expected: str, observed: str, clause: str
+) -> None:
     with pytest.raises(DeviationError) as caught:
-        replayed(synthetic_trace(20), num_pages=500, backend=backend, engine=LockstepEngine)
+        replayed(synthetic_trace(20), num_pages=500, backend=backend, lockstep=True)
     verdict = caught.value
     assert verdict.call.startswith(call)
     assert expected in verdict.expected
@@ -214,11 +219,47 @@ def test_lockstep_catches(backend: object, step: int | None, call: str, expected
     assert "\n" not in verdict.observed
     assert step is None or verdict.step == step
     assert (verdict.request_id or "request 0").startswith("request ")
+    assert verdict.clause == clause
+    assert any("in allocate_slots" in frame for frame in verdict.raised) == (backend is FAILING)
 
 
 def test_the_eviction_order_is_compared_even_if_no_page_is_taken_again() -> None:
-    with pytest.raises(DeviationError, match=r"get_all_free_pages: expected .*; .*the first difference at place"):
-        replayed(synthetic_trace(3), num_pages=5000, backend=HEAD_FIRST, engine=LockstepEngine)
+    """POOL-3."""
+    with pytest.raises(DeviationError, match=r"expected free pages = .*; .*the first difference at place"):
+        replayed(synthetic_trace(3), num_pages=5000, backend=HEAD_FIRST, lockstep=True)
+
+
+def test_what_is_recorded_in_lockstep_is_a_test_when_it_is_short(tmp_path: Path) -> None:
+    """A trace, the log of its calls up to the first difference, two calls that show it, and a test of them."""
+    backend = "kvproof.conformance.catalogue:deferred_free_reversed"
+    log, test = tmp_path / "a.log", tmp_path / "test_it.py"
+    command = ["--synthetic", 12, "--num-pages", 600, "--backend", backend, "--record", log]
+    assert kvproof(*command, "--lockstep", "--eviction", "reuse") == 1
+    found = replay_log(log)
+    assert found.wrong is not None
+    assert main(["shrink", str(log), "--backend", backend, "--emit", str(test)]) == 1
+    emitted = test.read_text()
+    assert emitted.count("manager.allocate_slots") == 1
+    assert emitted.count("manager.free(") == 1
+    assert kvproof(*command) == 0  # alone nobody sees it
+    assert replay_log(log).wrong is not None
+
+
+@pytest.mark.parametrize("policy", ["reuse", "adaptive"])
+@pytest.mark.parametrize("option", [[], ["--lockstep"]])
+def test_a_recorded_replay_evicts_as_the_specification_does(policy: str, option: list[str], tmp_path: Path) -> None:
+    """EVICT-1: the log has the tokens and the seed of the keys, by which pages are evicted."""
+    log = tmp_path / "a.log"
+    command = ["--synthetic", 120, "--num-pages", 1000, "--live", 8, "--eviction", policy, "--record", log, *option]
+    assert kvproof(*command) == 0
+    result = replay_log(log)
+    assert result.wrong is None
+    assert result.operations > 1000
+    assert result.cut is None
+    without = tmp_path / "without.log"
+    without.write_text(re.sub(r',"hash_seed":"[0-9a-f]*"', "", log.read_text()))
+    with pytest.raises(LogError, match=f"operation .* differs, which decides nothing: .* evicts by '{policy}'"):
+        replay_log(without)
 
 
 def test_pages_that_never_come_back_are_seen_without_the_specification() -> None:
@@ -231,7 +272,7 @@ def test_a_backend_without_a_seed_is_given_none() -> None:
         def __init__(self, num_pages: int, groups: list[spec.CacheGroupSpec], max_model_len: int) -> None:
             super().__init__(num_pages, groups, max_model_len)
 
-    report = replayed(synthetic_trace(5), num_pages=2000, backend=Backends(Seedless), engine=LockstepEngine)
+    report = replayed(synthetic_trace(5), num_pages=2000, backend=Backends(Seedless), lockstep=True)
     assert report.served == 5
 
 
@@ -288,6 +329,7 @@ def test_a_deviation_is_a_verdict(trace_path: Path, tmp_path: Path, capsys: pyte
         "request_id": "request 0",
         "call": "allocate_slots(request, 1)",
         "expected": "pages or None",
+        "clause": "",
         "observed": "OSError: [bold]broken[/bold]",
     }
     assert kvproof(trace_path, "--backend", f"{__name__}:REVERSED", "--num-pages", 999, "--lockstep") == 1

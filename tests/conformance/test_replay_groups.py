@@ -10,9 +10,8 @@ import pytest
 
 from kvproof import fast, spec
 from kvproof.conformance.cli import main
-from kvproof.conformance.replay.engine import LOOKAHEAD, DeviationError, num_slots, sizes_for
+from kvproof.conformance.replay.engine import LOOKAHEAD, DeviationError, Engine, num_slots, sizes_for
 from kvproof.conformance.replay.groups import GroupsError, named, read_groups
-from kvproof.conformance.replay.lockstep import LockstepEngine
 from kvproof.conformance.replay.report import Report
 from kvproof.conformance.replay.serving import num_accepted
 from kvproof.conformance.replay.traces import TraceRequest, synthetic_trace
@@ -108,7 +107,7 @@ def test_a_short_pool_serves_all(groups: str, chunk: int | None, use_eagle: bool
         prefill_chunk=chunk,
         use_eagle=use_eagle,
         backend=fast,
-        engine=LockstepEngine,
+        lockstep=True,
     )
     longest = sizes_for(trace, read_groups(groups, 16), pages, 8, chunk, use_eagle=use_eagle).max_model_len
     fitting = [one for one in trace if num_slots(one) <= longest]
@@ -123,19 +122,17 @@ def test_a_short_pool_serves_all(groups: str, chunk: int | None, use_eagle: bool
 def test_a_step_ends_at_the_last_page_of_a_prompt() -> None:
     """RET-1, MAN-13: the state there is what the same prompt finds."""
     trace = [request(1000, 1), request(1000, 1)]
-    whole = replayed(trace, num_pages=200, groups="full,mamba:16:align", live=1, engine=LockstepEngine)
+    whole = replayed(trace, num_pages=200, groups="full,mamba:16:align", live=1, lockstep=True)
     assert (whole.hit_tokens, whole.page_copies, whole.steps) == (992, 2, 3)
     assert whole.published_pages == 62 + 1, "the second publishes nothing: its last page has 8 tokens"
-    chunked = replayed(
-        trace, num_pages=200, groups="full,mamba:16:align", live=1, prefill_chunk=512, engine=LockstepEngine
-    )
+    chunked = replayed(trace, num_pages=200, groups="full,mamba:16:align", live=1, prefill_chunk=512, lockstep=True)
     assert (chunked.hit_tokens, chunked.page_copies, chunked.steps) == (992, 3, 4)
 
 
 def test_a_step_ends_where_a_prompt_parts_from_an_earlier_one() -> None:
     """RET-2: the second prompt finds the junction, the third hits there."""
     trace = [TraceRequest(0, 1000, 1, (0, own)) for own in (1, 2, 3)]
-    report = replayed(trace, num_pages=300, groups="full,mamba:16:align", live=1, engine=LockstepEngine)
+    report = replayed(trace, num_pages=300, groups="full,mamba:16:align", live=1, lockstep=True)
     assert (report.hit_tokens, report.steps) == (512, 2 + 3 + 2)
 
 
@@ -143,9 +140,9 @@ def test_hits_are_told_by_their_reasons() -> None:
     """The next turn of a conversation, a beginning that others have too, and a junction where states are kept."""
     first, turn = TraceRequest(0, 1024, 1, (0, 1)), TraceRequest(0, 1500, 1, (0, 1, 2))
     others = [TraceRequest(0, 1600, 1, (0, own, own + 1, own + 2)) for own in (10, 20, 30)]
-    report = replayed([first, turn, others[0]], num_pages=300, live=1, engine=LockstepEngine)
+    report = replayed([first, turn, others[0]], num_pages=300, live=1, lockstep=True)
     assert report.hit_tokens_by_reason == {"own_turn": 1024, "junction": 0, "other_request": 512}
-    states = replayed(others, num_pages=300, groups="full,mamba:16:align", live=1, engine=LockstepEngine)
+    states = replayed(others, num_pages=300, groups="full,mamba:16:align", live=1, lockstep=True)
     assert states.hit_tokens_by_reason == {"own_turn": 0, "junction": 512, "other_request": 0}
 
 
@@ -154,7 +151,7 @@ def test_hits_end_amid_pages(groups: str) -> None:
     """MAN-17: prompts that part after 512 tokens hit up to there, in units; the copies are the specification's."""
     trace = [TraceRequest(0, 800, 20, (0, own)) for own in (1, 2, 3, 1)]
     for unit, expected in ((16, [512, 512]), (None, [480, 480])):
-        report = replayed(trace, num_pages=60, groups=groups, live=1, match_unit=unit, engine=LockstepEngine)
+        report = replayed(trace, num_pages=60, groups=groups, live=1, match_unit=unit, lockstep=True)
         assert report.preemptions == 0
         assert (report.page_copies > 0) == (unit is not None)
         if groups == "full:96":
@@ -165,30 +162,30 @@ def test_what_no_hit_can_need_is_counted() -> None:
     """RET-3: pages before the window of a prompt's end; EVICT-1: what comes again soon after its eviction."""
     trace = [request(1024, 1, 10 * number) for number in (0, 1, 2, 0, 1, 2)]
     options: dict[str, Any] = {"num_pages": 150, "groups": "full,window:16:64", "live": 1, "prefill_chunk": 256}
-    lru = replayed(trace, **options, engine=LockstepEngine)
+    lru = replayed(trace, **options, lockstep=True)
     assert lru.regrets == 0
     assert lru.unreachable_pages == 6 * 59, "all but those that a hit of 1,008 or 1,024 tokens needs"
-    reuse = replayed(trace, **options, engine=partial(LockstepEngine, eviction="reuse"))
+    reuse = replayed(trace, **options, engine=partial(Engine, eviction="reuse"), lockstep=True)
     assert reuse.regrets
     assert reuse.unreachable_pages == lru.unreachable_pages
 
 
 def test_a_prompt_is_taken_in_chunks() -> None:
-    report = replayed([request(100, 1), request(100, 3)], num_pages=50, live=1, prefill_chunk=40, engine=LockstepEngine)
+    report = replayed([request(100, 1), request(100, 3)], num_pages=50, live=1, prefill_chunk=40, lockstep=True)
     # 40, 80, 100 of the first; 96 of the second are found and the step goes to its end
     assert (report.steps, report.hit_tokens, report.output_tokens) == (3 + 1 + 2, 96, 4)
 
 
 def test_pages_of_a_window_come_back_while_the_request_lives() -> None:
     groups, trace = "window:16:16", [request(112, 40), request(112, 40, 1)]
-    report = replayed(trace, num_pages=1 + 10, groups=groups, engine=LockstepEngine)
+    report = replayed(trace, num_pages=1 + 10, groups=groups, lockstep=True)
     # the second prompt is admitted when the first, at its first decode, gives back 6 of its 7 pages
     assert (report.served, report.preemptions, report.steps) == (2, 0, 1 + 40)
     assert report.peak_usage == (2 + 7) / 10
     # in chunks a request holds two pages of its window and one that it fills
-    chunked = replayed(trace, num_pages=1 + 3, groups=groups, prefill_chunk=16, engine=LockstepEngine)
+    chunked = replayed(trace, num_pages=1 + 3, groups=groups, prefill_chunk=16, lockstep=True)
     assert (chunked.served, chunked.refused) == (2, 0)
-    assert replayed(trace, num_pages=1 + 9, groups=groups, engine=LockstepEngine).refused == 2
+    assert replayed(trace, num_pages=1 + 9, groups=groups, lockstep=True).refused == 2
 
 
 @pytest.mark.parametrize(
@@ -198,7 +195,7 @@ def test_pages_of_a_window_come_back_while_the_request_lives() -> None:
 def test_requests_are_refused_by_the_groups_needs(groups: str, chunk: int | None, least: int) -> None:
     trace = [request(100, 13)]
     for num_pages, refused in ((least, 1), (least + 1, 0)):
-        report = replayed(trace, num_pages=num_pages, groups=groups, prefill_chunk=chunk, live=1, engine=LockstepEngine)
+        report = replayed(trace, num_pages=num_pages, groups=groups, prefill_chunk=chunk, live=1, lockstep=True)
         assert report.refused == refused
 
 
@@ -208,22 +205,22 @@ def test_requests_are_refused_by_the_groups_needs(groups: str, chunk: int | None
 def test_accepted_drafts_save_steps() -> None:
     assert {num_accepted("request 0", position) for position in range(100)} == set(range(LOOKAHEAD + 1))
     trace = [request(33, 200)]
-    plain = replayed(trace, num_pages=50, engine=LockstepEngine)
-    drafted = replayed(trace, num_pages=50, use_eagle=True, engine=LockstepEngine)
+    plain = replayed(trace, num_pages=50, lockstep=True)
+    drafted = replayed(trace, num_pages=50, use_eagle=True, lockstep=True)
     assert (plain.steps, plain.accepted_drafts, plain.output_tokens) == (200, 0, 200)
     assert drafted.output_tokens == 200
     assert drafted.steps == 200 - drafted.accepted_drafts < 120
-    states = replayed(trace, num_pages=50, groups="full,mamba", use_eagle=True, engine=LockstepEngine)
+    states = replayed(trace, num_pages=50, groups="full,mamba", use_eagle=True, lockstep=True)
     assert (states.steps, states.accepted_drafts) == (200, 0)
 
 
 def test_a_draft_model_needs_the_page_after_the_hit() -> None:
     trace = [request(64, 1), request(64, 1)]
     assert replayed(trace, num_pages=50, live=1).hit_tokens == 48
-    assert replayed(trace, num_pages=50, live=1, use_eagle=True, engine=LockstepEngine).hit_tokens == 48
+    assert replayed(trace, num_pages=50, live=1, use_eagle=True, lockstep=True).hit_tokens == 48
     trace = [request(65, 1), request(65, 1)]
     assert replayed(trace, num_pages=50, live=1).hit_tokens == 64
-    assert replayed(trace, num_pages=50, live=1, use_eagle=True, engine=LockstepEngine).hit_tokens == 48
+    assert replayed(trace, num_pages=50, live=1, use_eagle=True, lockstep=True).hit_tokens == 48
 
 
 # -- Backends that deviate, and such as count less --------------------------------------------------
@@ -280,29 +277,32 @@ def deviation(backend: Backends, groups: str, chunk: int | None = 256) -> Deviat
             groups=groups,
             prefill_chunk=chunk,
             backend=backend,
-            engine=LockstepEngine,
+            lockstep=True,
         )
     return caught.value
 
 
 def test_wrong_copies_are_caught() -> None:
     verdict = deviation(Backends(SwapsCopies), "full,mamba:16:align")
-    assert verdict.call == "take_page_copies"
+    assert (verdict.call, verdict.clause) == ("manager.take_page_copies()", "MAN-13")
     assert verdict.expected != verdict.observed
 
 
 def test_one_table_for_all_groups_is_caught() -> None:
     verdict = deviation(Backends(tables=OneTableForAll), "full,mla:32")
-    assert verdict.call.startswith("get_cpu_tensor, group 1, row ")
+    assert (verdict.call.split(".")[0], verdict.clause) == ("tables", "TAB-1")
+    assert verdict.expected.startswith("pages in a row = ")
 
 
 def test_windows_that_are_kept_are_caught() -> None:
     verdict = deviation(Backends(KeepsWindows), "full,window:16:64")
-    assert verdict.call == "allocate_slots(request, 256), group 0"  # pages that no hit needs are the next to be taken
+    assert verdict.call.startswith("manager.allocate_slots(")  # pages that no hit needs are the next to be taken
+    assert (verdict.request_id, verdict.clause) == ("request 0", "MAN-2")
 
 
 def test_evictions_are_compared() -> None:
-    assert deviation(Backends(MiscountsEvictions), "full,window:16:64").call == "counters.evictions"
+    verdict = deviation(Backends(MiscountsEvictions), "full,window:16:64")
+    assert (verdict.call, verdict.clause) == ("manager.counters", "MAN-12")
 
 
 def test_a_manager_without_counters_is_counted_where_that_is_plain() -> None:
