@@ -25,9 +25,9 @@ import numpy as np
 from kvproof.spec.declarations import EngineRequestStatus, SwapPlan
 from kvproof.spec.reading.arguments import refusal
 
-from ..replay.groups import StepEnds, junction_of
 from .groups import most_pages
 from .plans import Chunk, Limits, Plan, Served
+from .step_ends import StepEnds, junction_of
 
 __all__ = ["Scheduler"]
 

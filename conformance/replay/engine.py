@@ -20,9 +20,9 @@ from kvproof.spec.declarations.eviction import EvictionCounters
 
 from ..backends.loading import Backend
 from ..backends.raising import Ending, frames
+from ..engine.step_ends import copies_states, junction_of
 from ..log.lockstep import Lockstep, LockstepError
 from ..log.recording import record
-from .groups import copies_states, junction_of
 from .traces import TraceRequest
 
 __all__ = ["LOOKAHEAD", "DeviationError", "Engine", "Part", "Sizes", "Timings", "described", "num_slots", "sizes_for"]

@@ -1,11 +1,6 @@
-"""The cache groups of a replay: from the words of the command line, and back into words; and where their steps end.
-
-A state is kept only where a step ended (MAN-13), so that steps must end where states are worth keeping.
-"""
+"""The cache groups of a replay: from the words of the command line, and back into words."""
 
 from collections.abc import Callable, Sequence
-from math import lcm
-from typing import Any
 
 import numpy as np
 
@@ -20,10 +15,7 @@ from kvproof.spec.declarations import (
 
 from ..console.exit_status import CannotRunError
 
-__all__ = [
-    *("GroupsError", "StepEnds", "copies_states", "holds_states", "junction_of", "keeps_all_pages"),
-    *("named", "read_groups"),
-]
+__all__ = ["GroupsError", "holds_states", "keeps_all_pages", "named", "read_groups"]
 
 
 Kind = FullAttentionSpec | SlidingWindowSpec | ChunkedLocalAttentionSpec | MLAAttentionSpec | MambaSpec
@@ -146,57 +138,6 @@ def holds_states(groups: Sequence[CacheGroupSpec]) -> bool:
     return any(isinstance(group.kv_cache_spec, MambaSpec) for group in groups)
 
 
-def copies_states(groups: Sequence[CacheGroupSpec]) -> bool:
-    """Whether a group keeps states at page boundaries and goes on from copies of them (MAN-13)."""
-    return any(
-        isinstance(group.kv_cache_spec, MambaSpec) and group.kv_cache_spec.mamba_cache_mode == "align"
-        for group in groups
-    )
-
-
 def keeps_all_pages(groups: Sequence[CacheGroupSpec]) -> bool:
     """Whether a request keeps every page of every group until it leaves, one for each stretch of its tokens."""
     return all(isinstance(group.kv_cache_spec, FullAttentionSpec | MLAAttentionSpec) for group in groups)
-
-
-# -- Where steps end --------------------------------------------------------------------------------------------------
-
-
-class StepEnds:
-    """The lengths at which steps end: resume points, and boundaries of pages (RET-1, RET-2).
-
-    Args:
-        groups: the cache groups. Where none keeps states, a step ends anywhere.
-        interval: the manager's ``retention_interval``.
-        unit: its ``match_unit``: then a hit ends at a multiple of it where a state can be kept (MAN-17).
-    """
-
-    def __init__(self, groups: Sequence[CacheGroupSpec], interval: int | None, unit: int | None = None) -> None:
-        sizes = [group.kv_cache_spec.page_size if unit is None or copies_states([group]) else unit for group in groups]
-        self._unit = lcm(*sizes) if copies_states(groups) else 0
-        self._interval = interval
-
-    def end(self, start: int, most: int, num_tokens: int, junction: int) -> int:
-        """How many tokens of a request are computed when a step ends.
-
-        Args:
-            start: how many were when it began.
-            most: how many there could be: ``start`` and all that the step has room for, at most ``num_tokens``.
-            num_tokens: its tokens that are known.
-            junction: its junction; 0 if it has none.
-        """
-        if not self._unit:
-            return most
-        stops = [junction, (num_tokens - 1) // self._unit * self._unit]  # the longest that a prompt like it can hit
-        if self._interval:
-            stops.append((start // self._interval + 1) * self._interval)
-        ahead = [stop for stop in stops if start < stop <= most]
-        if ahead:
-            return min(ahead)
-        aligned = most // self._unit * self._unit
-        return aligned if start < aligned and most < num_tokens else most
-
-
-def junction_of(manager: Any, request: Any) -> int:
-    """The junction of a request that is to be admitted (RET-2); 0 where a manager knows of none."""
-    return int(manager.get_junction(request)) if hasattr(manager, "get_junction") else 0

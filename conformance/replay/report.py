@@ -8,8 +8,9 @@ from rich.table import Table
 
 from kvproof.spec.clauses import CLAUSES
 
+from ..engine.step_ends import copies_states
 from .engine import DeviationError, Sizes, Timings
-from .groups import copies_states, named
+from .groups import named
 from .limits import Limit
 from .traces import BLOCK_TOKENS, TraceRequest
 

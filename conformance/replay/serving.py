@@ -16,8 +16,9 @@ import numpy as np
 
 from kvproof.spec.declarations import EngineRequestStatus, Request
 
+from ..engine.step_ends import StepEnds
 from .engine import LOOKAHEAD, DeviationError, Engine, Sizes, num_slots
-from .groups import StepEnds, holds_states, keeps_all_pages
+from .groups import holds_states, keeps_all_pages
 from .report import Reasons, Report
 from .traces import TraceRequest, output_tokens, prompt_tokens
 

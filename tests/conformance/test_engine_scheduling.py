@@ -15,7 +15,7 @@ from kvproof.conformance.engine.groups import groups_of, most_pages
 from kvproof.conformance.engine.plans import Limits, Plan, Served
 from kvproof.conformance.engine.sampler import GREEDY, Sampling, noise, sample, sure_token
 from kvproof.conformance.engine.scheduler import Scheduler
-from kvproof.conformance.replay.groups import StepEnds
+from kvproof.conformance.engine.step_ends import StepEnds
 
 KINDS = {
     "full": (LayerKind("full"),),
