@@ -14,10 +14,11 @@ A room imports only rooms before it:
 * `calls`: a call as a value; one row for each method.
 * `engine`: an engine of ours, to be spoilt and to be served with.
 * `machines`: two sides make the same calls and are compared (start with `machines.base`); small worlds, all of them.
+* `trying`: calls that were written down, made on both sides, and judged one by one.
 * `emitting`, `report`: what was found, as a test; as verdicts, for people and for programs.
 * `oracle`: any engine, judged by what it answers to requests.
 * `search`: runs the machines in processes, makes short what deviates. `catalogue`: seeded bugs that it must find.
-* `log`, `timeline`, `trying`, `replay`: calls of live engines, drawn, written by hand, of a trace of requests.
+* `log`, `timeline`, `replay`: calls of live engines, drawn, of a trace of requests.
 * `adapters`: packages that are not ours. `commands`: what ``kvproof`` offers, a module each.
 """
 

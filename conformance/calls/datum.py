@@ -17,8 +17,20 @@ from kvproof.spec.declarations import ExtraKey
 from .spelling import Spelling, request_as, request_source
 
 __all__ = [
-    *("Call", "GoneError", "Holder", "Key", "Pages", "Prompt", "Ref", "Saying", "Slot", "Spelled"),
-    *("LEFT_OUT", "exchange", "larger", "mended", "refs", "renamed", "resolve", "said_of", "simpler", "smaller"),
+    *("Call", "GoneError", "Holder", "Key", "Minus", "Pages", "Prompt", "Ref", "Saying", "Slot", "Spelled"),
+    *(
+        "LEFT_OUT",
+        "exchange",
+        "fitting",
+        "larger",
+        "mended",
+        "refs",
+        "renamed",
+        "resolve",
+        "said_of",
+        "simpler",
+        "smaller",
+    ),
     "written",
 ]
 
@@ -113,6 +125,27 @@ class Pages:
     def made_on(self, holder: "Holder") -> Any:
         """A side's own object."""
         return holder.names.get("CachePages")(resolve(self.groups, holder))
+
+
+@dataclass(frozen=True)
+class Minus:
+    """A number less one that a call gave: the tokens of a prompt that are new behind a hit.
+
+    Attributes:
+        number: the number.
+        less: what is taken from it.
+    """
+
+    number: int
+    less: Ref
+
+    def made_on(self, holder: "Holder") -> int:
+        """The difference on one side."""
+        return self.number - int(holder.thing(self.less))
+
+    def simpler(self) -> Iterator[int]:
+        """The number itself."""
+        yield self.number
 
 
 @dataclass(frozen=True)
@@ -231,6 +264,10 @@ def renamed(value: Any, name: Callable[[Ref], Ref]) -> Any:
         return replace(value, values=renamed(value.values, name))
     if isinstance(value, Pages):
         return Pages(renamed(value.groups, name))
+    if isinstance(value, Minus):
+        return replace(value, less=name(value.less))
+    if isinstance(value, Slot):
+        return replace(value, manager=name(value.manager))
     if type(value) in (list, tuple):
         return type(value)(renamed(entry, name) for entry in value)
     return value
@@ -260,6 +297,10 @@ def refs(value: Any) -> Iterator[Ref]:
         yield from refs(value.groups)
     elif isinstance(value, Saying):
         yield from refs(value.request)
+    elif isinstance(value, Minus):
+        yield value.less
+    elif isinstance(value, Slot):
+        yield value.manager
     elif isinstance(value, Call):
         yield from refs((value.target, *value.arguments.values()))
     elif type(value) in (list, tuple):
@@ -297,6 +338,8 @@ def written(value: Any, shown: Callable[[Ref], str] = str) -> str:
         return each(value.request)
     if isinstance(value, Pages):
         return f"<pages {each(value.groups)}>"
+    if isinstance(value, Minus):
+        return f"{value.number} - {each(value.less)}"
     if isinstance(value, Key):
         owner = "no page" if value.made_by_hand else f"page {value.place}"
         return f"<key of {owner} of {list(value.prompt.tokens)}>"
@@ -313,13 +356,19 @@ def mended(steps: Sequence[Any]) -> tuple[Any, ...]:
     given: set[int] = set()
     for step in steps:
         if isinstance(step, Call):
-            left = {name: _without(value, given) for name, value in step.arguments.items()}
-            step = replace(step, arguments=left)
-            if any(isinstance(ref.of, int) and ref.of not in given for ref in refs(step)):
+            step = fitting(step, given)
+            if step is None:
                 continue
             given.add(step.number)
         kept.append(step)
     return tuple(kept)
+
+
+def fitting(call: Call, given: set[int]) -> Call | None:
+    """A call without mentions of what others gave than calls of some numbers; None if it can't do without them."""
+    left = replace(call, arguments={name: _without(value, given) for name, value in call.arguments.items()})
+    gone = any(isinstance(ref.of, int) and ref.of not in given for ref in refs(left))
+    return None if gone else left
 
 
 def _without(value: Any, given: set[int]) -> Any:

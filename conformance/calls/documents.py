@@ -23,12 +23,22 @@ from kvproof.spec.declarations.json_kinds import (
     group_to_json,
 )
 
-from .datum import Call, Key, Pages, Prompt, Ref, Saying, Slot, Spelled
+from .datum import Call, Key, Minus, Pages, Prompt, Ref, Saying, Slot, Spelled
 from .spelling import Spelling
 
-__all__ = ["VERSION", "calls_from_json", "calls_to_json", "parsed_ref", "value_from_json", "value_to_json"]
+__all__ = ["MOST", "VERSION", "calls_from_json", "calls_to_json", "parsed_ref", "value_from_json", "value_to_json"]
 
 VERSION = 1
+
+MOST = {
+    "num_pages": 1 << 20,
+    "num_host_pages": 1 << 20,
+    "max_model_len": 1 << 22,
+    "max_num_reqs": 1 << 16,
+    "max_num_pages_per_req": 1 << 20,
+    "max_num_batched_tokens": 1 << 22,
+}
+"""The largest objects that a replay makes, and a file of calls, by the argument that says how large they are."""
 
 _REF = re.compile(r"(?P<of>[A-Za-z_]\w*)(?P<path>(\[-?\d+\]|\[:\d+\]|\.[A-Za-z_]\w*)*)")
 _STEP = re.compile(r"\[(-?\d+)\]|\[(:\d+)\]|(\.\w+)")
@@ -133,6 +143,12 @@ def _slot_from(members: dict[str, Part]) -> Slot:
     return Slot(_ref_of(members["of_manager"]), members["slot_of"].unicode())
 
 
+def _minus_from(members: dict[str, Part]) -> Minus:
+    if "number" not in members:
+        raise members["minus"].damaged("must have 'number' beside it, from which it is taken")
+    return Minus(members["number"].integer(), _ref_of(members["minus"]))
+
+
 _KEY = {"made_by_hand": False, "group": None}
 
 
@@ -226,6 +242,9 @@ _FORMS: dict[str, _Form] = {
         lambda slot: {"slot_of": slot.request_id, "of_manager": str(slot.manager)},
         _slot_from,
         ("of_manager",),
+    ),
+    "minus": _Form(
+        (Minus,), lambda minus: {"minus": str(minus.less), "number": minus.number}, _minus_from, ("number",)
     ),
     "key": _Form((Key,), _key_to_json, _key_from, ("of", "page_size", "made_by_hand", "group")),
     "tuple": _Form(

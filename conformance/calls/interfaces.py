@@ -24,6 +24,7 @@ REQUEST = Table(
     (
         plain_row("Request", ("prompt",), "build"),
         plain_row("append", ("token_id",)),
+        plain_row("num_tokens", ("value",), "set"),
         plain_row("num_computed_tokens", ("value",), "set"),
         plain_row("status", ("value",), "set"),
         plain_row("extra_keys", ("value",), "set"),

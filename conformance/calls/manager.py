@@ -10,7 +10,7 @@ from typing import Any
 
 from kvproof.spec.declarations import ManagerOptions, PageRemoved, PageStored
 
-from .datum import LEFT_OUT, Holder, Spelled
+from .datum import LEFT_OUT, Holder, Minus, Spelled
 from .kinds import HASHES, NONE, PLAIN, recorded
 from .method import EVERY, Given, Kind, Method, Table
 from .readings import page_list
@@ -158,8 +158,9 @@ def _slots_less(given: Given) -> Iterator[Given]:
     hits, new = given.get("num_new_computed_tokens"), given["num_new_tokens"]
     if hits is not None:
         yield {"num_new_computed_tokens": LEFT_OUT, "new_computed_pages": LEFT_OUT}
-        if type(hits) is int and type(new) is int:
-            yield {"num_new_computed_tokens": LEFT_OUT, "new_computed_pages": LEFT_OUT, "num_new_tokens": new + hits}
+        whole = new.number if isinstance(new, Minus) else new + hits if type(hits) is type(new) is int else None
+        if whole is not None:
+            yield {"num_new_computed_tokens": LEFT_OUT, "new_computed_pages": LEFT_OUT, "num_new_tokens": whole}
     for option in ("num_lookahead_tokens", "delay_cache_pages"):
         if option in given:
             yield {option: LEFT_OUT}

@@ -1,9 +1,13 @@
-"""The simplest case that still shows a fault: what of a case can be left out is left out, as long as it shows one."""
+"""The simplest case that still shows a fault: what of a case can be left out is left out, as long as it shows one.
+
+Every search for a short counterexample is made of these two: `thinned` leaves out runs of a sequence (delta debugging),
+`simplest` tries one simpler case after another.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-__all__ = ["simplest"]
+__all__ = ["simplest", "thinned"]
 
 Case = TypeVar("Case")
 Shown = TypeVar("Shown")
@@ -37,3 +41,19 @@ def simplest(
                 case, shown, going_on = other, found, True
                 break
     return case, shown
+
+
+def thinned(count: Callable[[], int], leave_out: Callable[[int, int], bool], size: int) -> None:
+    """Leaves runs out of a sequence, long ones first, then halves of them, ... and single entries last.
+
+    Args:
+        count: how many entries there are now.
+        leave_out: leaves out the entries of a place to before another, if the rest will do; returns whether it did.
+        size: the length of the first runs.
+    """
+    while size:
+        place = 0
+        while place < count():
+            if not leave_out(place, min(place + size, count())):
+                place += size
+        size //= 2

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from kvproof.spec.clauses import CLAUSES
 
-from ..backends.loading import load_backend
+from ..backends.levels import LEVELS, Level
+from ..backends.loading import Backend, load_backend
+from ..calls.documents import calls_to_json
 from ..console.exit_status import DEVIATES
 from ..console.named import BadInputError
 from ..console.terminal import visible
@@ -17,8 +19,10 @@ from ..console.writing import require_writable, write_file
 from ..emitting import write_test
 from ..log.entries import NewRequest, Operation
 from ..log.pruning import write_log
+from ..log.reading_calls import entries_of
 from ..log.replaying import call_line, request_line
 from ..log.shrinking import Shrunk, shrink
+from ..log.shrinking_calls import Shortened, shorten
 from ..report.document import header
 from ..report.redaction import Redaction
 
@@ -33,12 +37,17 @@ those of requests, then any, halves first and single ones last. What still devia
 specification refuses only because something was left out does not count. ^C ends the search, and what was found up to
 there is printed and written.
 
-With --backend the operations are made on that backend beside the specification. Without it there are only the answers
-that were recorded: an operation is then left out only where the specification gives every other one the very result
-that the log has. Most calls that take or free pages stay, as without one of them later calls would give other pages,
-and what the engine would have answered then nobody knows. Nor can the log tell which call is the cause: it may be any
-since the last recorded state that is right. Where there is one, those calls are printed (the more often states_every
-has states recorded, the fewer). There is no backend for which --emit could write a test.
+With --backend the operations are made on that backend beside the specification, each as a call on what earlier ones
+gave: a page by the call that gave it, a hit by its look-up, a slot by its request. At --level safe the backend may give
+other pages, in another order, and find something else; see kvproof try --help. What is left is made simpler, argument
+by argument, and -o small.json writes it for kvproof try.
+
+Without --backend there are only the answers that were recorded: an operation is then left out only where the
+specification gives every other one the very result that the log has. Most calls that take or free pages stay, as
+without one of them later calls would give other pages, and what the engine would have answered then nobody knows. Nor
+can the log tell which call is the cause: it may be any since the last recorded state that is right. Where there is one,
+those calls are printed (the more often states_every has states recorded, the fewer). There is no backend for which
+--emit could write a test.
 """
 
 _EPILOG = """\
@@ -46,6 +55,8 @@ examples:
   kvproof shrink engine.log                                          what can go without running the engine again
   kvproof shrink engine.log --backend my_cache --emit test_bug.py    a pytest file that fails by itself
   kvproof shrink engine.log --backend my_cache -o small.log          a log again, to replay and to show
+  kvproof shrink engine.log --backend my_cache --level safe -o small.json
+                                                                     calls, to edit and to try
 
 exit status: 1 the log deviates and was made short; 2 could not run, which includes that nothing in it deviates
 """
@@ -57,6 +68,7 @@ class _Options:
 
     log: Path
     backend: str | None
+    level: Level
     output: Path | None
     emit: Path | None
     seconds: float
@@ -72,7 +84,19 @@ def set_up(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("log", type=Path, metavar="LOG", help="the log")
     add("--backend", metavar="M[:A]", help="module, or object in it, that makes the calls beside the specification")
-    add("-o", "--output", type=Path, metavar="SMALL", help="write what is left as a log")
+    add(
+        "--level",
+        choices=LEVELS,
+        default=LEVELS[0],
+        help="exact: as the specification does it; safe: any order of eviction; needs --backend",
+    )
+    add(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="SMALL",
+        help="write what is left: as calls for kvproof try where the name ends in .json, else as a log",
+    )
     add("--emit", type=Path, metavar="FILE.py", help="write it as a pytest file that fails by itself; needs --backend")
     add("--seconds", type=float, default=60.0, metavar="S", help="stop after so long (default %(default)g)")
     add("--show-tokens", action="store_true", help="show token ids")
@@ -87,29 +111,116 @@ def run(options: _Options) -> int:
     Returns:
         The exit status: 1 the log deviates and was made short.
     """
-    if options.emit is not None and options.backend is None:
-        raise BadInputError("--emit needs --backend: without one there is nothing that a test could call")
     if not options.seconds > 0:
         raise BadInputError(f"--seconds {options.seconds:g} must be above 0")
+    if options.backend is None:
+        _require_backend(options)
     require_writable(options.output, options.emit, options.json, read=options.log)
-    backend = None if options.backend is None else load_backend(options.backend)
-    shrunk = shrink(options.log, backend, options.seconds, Redaction() if options.redact else None, _progress)
+    if options.backend is not None:
+        return _run_calls(options, load_backend(options.backend))
+    shrunk = shrink(options.log, options.seconds, Redaction() if options.redact else None, _progress)
     if shrunk.interrupted:
-        print("kvproof shrink: interrupted; this is what was found up to there", file=sys.stderr)
+        _say_interrupted()
     calls = list(_calls(shrunk, options.show_tokens))
     for line in _lines(shrunk, list(shrunk.suspects) or calls):
         print(visible(line))
     if options.output is not None:
         write_log(options.output, shrunk.entries(), shrunk.shows_tokens)
-    if options.emit is not None and backend is not None:
-        from ..log.script_lines import script_of  # it knows all machines, and is needed by few
-
-        found_by = f"kvproof shrink {options.log.name} --backend {options.backend}"
-        script = script_of(shrunk.last, backend.name, backend.holder, found_by)
-        for reason in write_test(options.emit, [script]):
-            print(visible(reason), file=sys.stderr)
     write_file(options.json, json.dumps(_json(shrunk, calls), indent=2) + "\n")
     return DEVIATES
+
+
+def _require_backend(options: _Options) -> None:
+    """Refuses options for which the calls must be made."""
+    if options.emit is not None:
+        raise BadInputError("--emit needs --backend: without one there is nothing that a test could call")
+    if options.level != LEVELS[0]:
+        raise BadInputError(f"--level {options.level} needs --backend: a recorded answer has the pages that it has")
+    if options.output is not None and options.output.suffix == ".json":
+        raise BadInputError(f"-o {options.output} needs --backend: the recorded answers are in no sequence of calls")
+
+
+def _say_interrupted() -> None:
+    print("kvproof shrink: interrupted; this is what was found up to there", file=sys.stderr)
+
+
+def _run_calls(options: _Options, backend: Backend) -> int:
+    """Shrinks a log whose calls are made on a backend; see `run`."""
+    redaction = Redaction() if options.redact else None
+    shortened = shorten(options.log, backend, options.level, options.seconds, redaction, _progress)
+    if shortened.interrupted:
+        _say_interrupted()
+    calls = [entry.text for entry in entries_of(shortened.calls, options.show_tokens)]
+    for line in _lines_of_calls(shortened, calls):
+        print(visible(line))
+    if options.output is not None and options.output.suffix == ".json":
+        write_file(options.output, json.dumps(_calls_document(options.output, shortened), indent=1) + "\n")
+    elif options.output is not None:
+        from ..log.recording_calls import record_calls
+
+        record_calls(options.output, shortened.calls, backend, options.level, show_tokens=shortened.shows_tokens)
+    if options.emit is not None:
+        from ..emitting.calls import script_of_calls  # it knows all machines, and is needed by few
+
+        level = "" if options.level == LEVELS[0] else f" --level {options.level}"
+        found_by = f"kvproof shrink {options.log.name} --backend {options.backend}{level}"
+        script = script_of_calls(shortened.calls, backend, options.level, found_by)
+        for reason in write_test(options.emit, [script]):
+            print(visible(reason), file=sys.stderr)
+    write_file(options.json, json.dumps(_json_of_calls(shortened, calls, options.level), indent=2) + "\n")
+    return DEVIATES
+
+
+def _calls_document(output: Path, shortened: Shortened) -> dict[str, object]:
+    try:
+        return calls_to_json(shortened.calls)
+    except TypeError as error:
+        raise BadInputError(f"{output} not written: {error}") from error
+
+
+def _difference(shortened: Shortened) -> tuple[str, str]:
+    """What the last call must give or leave behind, and what it does."""
+    said = shortened.said
+    for name, (right, seen) in said.differences.items():
+        return f"{name} = {right}", f"{name} = {seen}"
+    return said.expected, said.observed
+
+
+def _lines_of_calls(shortened: Shortened, calls: list[str]) -> Iterator[str]:
+    """What is left, for a reader; of many calls the last ones."""
+    clause = shortened.said.clause
+    yield f"{shortened.operations:,} operations, {shortened.left} of them left after {shortened.tries:,} tries"
+    yield f"deviates from {clause}"
+    yield f"  {CLAUSES[clause].sentence}"
+    expected, observed = _difference(shortened)
+    yield f"  expected: {expected}"
+    yield f"  observed: {observed}"
+    yield from [f"  raised in {frame}" for frame in shortened.said.raised]
+    left_out = len(calls) - _MOST_CALLS
+    yield "  calls:" if left_out <= 0 else f"  calls; {left_out:,} before these:"
+    yield from (f"    {call}" for call in calls[-_MOST_CALLS:])
+
+
+def _json_of_calls(shortened: Shortened, calls: list[str], level: Level) -> dict[str, object]:
+    clause = shortened.said.clause
+    expected, observed = _difference(shortened)
+    return {
+        **header("shrunk log"),
+        "level": level,
+        "operations": shortened.operations,
+        "left": shortened.left,
+        "tries": shortened.tries,
+        "seconds": round(shortened.seconds, 3),
+        "right_after": None,
+        "suspects": [],
+        "clause": clause,
+        "sentence": CLAUSES[clause].sentence,
+        "expected": expected,
+        "observed": observed,
+        "calls": calls,
+        "raised": list(shortened.said.raised),
+        "deviates": True,
+    }
 
 
 def _progress(left: int, tries: int) -> None:

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,15 @@ from ..backends.capabilities import CAPABILITIES, unknown_capabilities
 from ..backends.levels import LEVELS, Level
 from ..backends.loading import Backend, load_backend
 from ..backends.raising import prints_apart
-from ..calls.datum import written
 from ..calls.documents import calls_from_json
 from ..console.exit_status import DEVIATES, FINE
 from ..console.named import BadInputError, words_of
 from ..console.terminal import visible
 from ..console.writing import require_writable, write_file
+from ..log.reading import is_log
+from ..log.reading_calls import read_calls
 from ..report.document import header
-from ..trying.script import Entry, FileError, Rows, arguments_of, made_by, read_script
+from ..trying.script import Entry, FileError, Rows, arguments_of, entry_of, made_by, read_script
 from ..trying.trial import Said, Trial
 from .check import DEVICES
 
@@ -57,6 +58,10 @@ their classes. Everything of kvproof.spec can be called that a clause is about: 
 CacheManager, ShardedCacheManager, PageTable, MultiGroupPageTable, RaggedPagesCache, ragged_paged_attention, ...
 Keys have the same seed on both sides where none is given.
 
+A log of kvproof.conformance.record is a sequence of calls, too: what the engine did is made again on the backend.
+Pages, hits, slots, pins and swaps of the log are those that the same calls give there; "number - result" (9 - hit) is
+what is new of a prompt. kvproof shrink LOG --backend ... -o small.json makes a short file of one that deviates.
+
 A file that ends in .json has calls as data, "calls" or a bare list of them; a result is named by the call's number:
 
   [{"method": "PagePool", "arguments": {"num_pages": 4, "enable_caching": true}},
@@ -67,11 +72,12 @@ A file that ends in .json has calls as data, "calls" or a bare list of them; a r
 _EPILOG = """\
 At level safe pages, their order and what look-ups find may be others than the specification's: compared are refusals
 (any exception is one), how many pages there are, and what of the state no eviction order changes. Where a look-up finds
-something else, what comes after it is undecided, but for refusals.
+something else, what comes after it is undecided.
 
 examples:
   kvproof try calls.py                              on the fast backend
   kvproof try calls.py --backend my_cache.pool      on your own
+  kvproof try engine.log --backend my_cache.pool    what a recorded engine did, made again
   kvproof try calls.json --backend kvproof.conformance.adapters.vllm --level safe --json said.json
 
 exit status: 0 no call deviates; 1 one does; 2 could not run, which includes that the file makes no sense
@@ -94,7 +100,7 @@ def set_up(parser: argparse.ArgumentParser) -> None:
     parser.usage = "kvproof try FILE [options]"
     parser.description, parser.epilog = _DESCRIPTION, _EPILOG
     add = parser.add_argument
-    add("file", type=Path, metavar="FILE", help="the calls: Python, or JSON where the name ends in .json")
+    add("file", type=Path, metavar="FILE", help="the calls: Python, JSON where the name ends in .json, or a log")
     add("--backend", default="kvproof.fast", metavar="M[:A]", help="module, or object in it (default %(default)s)")
     add("--level", choices=LEVELS, default=LEVELS[0], help="exact: as the specification does it; safe: any order")
     add("--without", default="", metavar="A,B", help="what the backend is said to lack; see kvproof check --help")
@@ -116,7 +122,7 @@ def run(options: _Options) -> int:
     if warning:
         print(f"kvproof try: {visible(warning)}", file=sys.stderr)
     try:
-        entries = _entries(options.file)
+        entries = _of_log(options, backend) if is_log(options.file) else _entries(options.file)
         return _tell(options, entries, Trial(backend, options.level).run(entries))
     except FileError as error:
         raise BadInputError(f"{options.file}, {error}") from error
@@ -127,6 +133,15 @@ def _require_known(backend: Backend) -> None:
     strange = unknown_capabilities(backend.lacks)
     if strange:
         raise BadInputError(f"--without: no {', '.join(strange)}; there are {', '.join(CAPABILITIES)}")
+
+
+def _of_log(options: _Options, backend: Backend) -> list[Entry]:
+    """The calls of an operation log; their texts don't show its tokens (SEC-2).
+
+    Raises:
+        LogError: the log can't be read, or its calls can't be made again.
+    """
+    return read_calls(options.file, backend, options.level).entries()
 
 
 def _entries(file: Path) -> list[Entry]:
@@ -164,10 +179,7 @@ def _from_json(text: str) -> list[Entry]:
             given = call.arguments if row.form == "set" else arguments_of(row, (), call.arguments)
         except FileError as error:
             raise FileError(f"calls[{place}]: {error}") from error
-        target = "" if call.target is None else f"{call.target}."
-        shown = ", ".join(f"{name}={written(value)}" for name, value in given.items())
-        said = {"set": f" = {written(next(iter(given.values()), None))}", "get": ""}.get(row.form, f"({shown})")
-        entries.append(Entry(f"calls[{place}]", f"r{call.number} = {target}{call.method}{said}", call))
+        entries.append(entry_of(f"calls[{place}]", replace(call, arguments=given), row))
     return entries
 
 

@@ -10,11 +10,12 @@ from kvproof.spec.declarations import EngineRequestStatus, Request
 from ..backends.loading import takes_parameter
 from ..backends.raising import Ending, frames
 from ..calls.deviation import Outcome
+from ..calls.logged import KeyNumbers, result
 from ..calls.method import Method, bound
 from ..calls.readings import page_views
 from .entries import Entry, Grown, Made, NewKeys, NewRequest, Operation
 from .format import SEEDED, row_of
-from .values import KeyNumbers, read_state, result
+from .values import read_state
 
 __all__ = ["Answer", "Player", "RecordedError", "Side", "Stranger", "Thing", "UnplayableError"]
 

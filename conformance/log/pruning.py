@@ -77,8 +77,6 @@ def _known(operations: Sequence[Operation]) -> dict[int, int]:
             if isinstance(value, dict) and isinstance(value.get("r"), int):
                 named.append((value["r"], value.get("known", 0)))
         named += [(request, 0) for request in operation.arguments.get("running", ())]
-        origin = operation.arguments.get("\0origin", {})
-        named += [(request, 0) for request in origin.get("requests", ())]
         for request, length in named:
             known[request] = max(known.get(request, 0), length)
     return known
@@ -107,8 +105,6 @@ def _renumbered(arguments: dict[str, Any], numbers: dict[int, int], objects: dic
             made[name] = {"k": objects[value["k"]]}
         elif name == "running":
             made[name] = [numbers[request] for request in value]
-        elif name == "\0origin" and "requests" in value:
-            made[name] = value | {"requests": [numbers[request] for request in value["requests"]]}
     return made
 
 
@@ -162,7 +158,7 @@ def _written(entry: Entry, spelling: TokenTexts) -> list[Any]:
 
 
 def _operation(operation: Operation) -> list[Any]:
-    arguments = {name: value for name, value in operation.arguments.items() if not name.startswith("\0")}
+    arguments = operation.arguments
     if operation.method == "allocate_slots_batch" and operation.error is None:
         options = {"delay": True} if arguments.get("delay_cache_pages") else {}
         if isinstance(arguments.get("tables"), dict):

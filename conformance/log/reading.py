@@ -12,23 +12,14 @@ from numpy.typing import NDArray
 from kvproof.spec.declarations.codec import Part
 from kvproof.spec.declarations.json_kinds import extra_keys_of, group_of
 
+from ..calls.documents import MOST
 from ..report.redaction import Redaction
 from .entries import Entry, Grown, Made, NewKeys, NewRequest, Operation, Shown, redactor
 from .format import CALLS, CLASSES, HEADER, PROPERTIES, SEEDED, VERSION, LogError
 from .values import decoded, numbers_of, tokens_of
 
-__all__ = ["MOST", "EntryReader", "LogReader", "is_log"]
+__all__ = ["EntryReader", "LogReader", "is_log"]
 
-
-MOST = {
-    "num_pages": 1 << 20,
-    "num_host_pages": 1 << 20,
-    "max_model_len": 1 << 22,
-    "max_num_reqs": 1 << 16,
-    "max_num_pages_per_req": 1 << 20,
-    "max_num_batched_tokens": 1 << 22,
-}
-"""The largest objects that a replay makes, and a file of calls, by the argument that says how large they are."""
 
 _MOST_PAGES = 1 << 21
 _MOST_ENTRIES = 1 << 26

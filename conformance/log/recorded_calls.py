@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..calls.deviation import kind_of
+from ..calls.logged import is_listed, page_ids
 from ..calls.method import Method
 from .format import CALLS
 from .values import (
@@ -18,10 +19,8 @@ from .values import (
     encode,
     encoded,
     groups_text,
-    is_listed,
     listed,
     outcome_text,
-    page_ids,
     plain_text,
     text_of,
 )

@@ -9,10 +9,11 @@ import numpy as np
 
 from kvproof.spec.declarations.json_kinds import group_to_json
 
+from ..calls.logged import page_ids, plain
 from ..calls.readings import page_views
 from .format import CALLS, CLASSES, PROPERTIES, SEEDED, LogError
 from .recorded_calls import KeyOrigins, RecordedCall, bare, can_record_slots, record_batch, record_slots
-from .values import outcome_text, page_ids, plain, read_state, text_of
+from .values import outcome_text, read_state, text_of
 from .writer import LogFile, LogWriter
 
 __all__ = ["Recorded", "arguments_of", "record", "wrapped"]

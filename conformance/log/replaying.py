@@ -1,7 +1,7 @@
 """A log replayed: every recorded result is held to the specification's, and the first wrong step is named and shown."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from kvproof.spec.clauses import CLAUSES
 from kvproof.spec.declarations import Request
 
+from ..backends.levels import Level
 from ..backends.loading import Backend, load_backend
 from ..calls.contrast import beside, contrast, shown
 from ..calls.deviation import REFUSALS, clause_of_state
@@ -97,7 +98,7 @@ def object_name(number: int, things: Mapping[int, Thing]) -> str:
     return name if len(alike) == 1 else f"{name}_{alike.index(number)}"
 
 
-def call_line(operation: Operation, things: Mapping[int, Thing], requests: list[Request]) -> str:
+def call_line(operation: Operation, things: Mapping[int, Thing], requests: Sequence[Request | NewRequest]) -> str:
     """A call on one line.
 
     Args:
@@ -184,6 +185,9 @@ class LogResult:
         states: how many recorded states were compared.
         cut: why the log ends before its end; None if it does not.
         wrong: the first wrong step; None if there is none.
+        level: how it was compared.
+        strayed_at: at level safe the number of the first look-up that found something else than the specification's:
+            behind it nothing is decided; None if there is none.
     """
 
     path: str
@@ -192,6 +196,8 @@ class LogResult:
     states: int
     cut: str | None
     wrong: WrongStep | None
+    level: Level = "exact"
+    strayed_at: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The result, ready for JSON."""
@@ -415,8 +421,9 @@ class Run(Judge):
 def replay_log(
     path: str | Path,
     backend: str = "kvproof.spec",
-    observe: Callable[[Replayed], None] | None = None,
+    observe: Callable[[Operation], None] = lambda _: None,
     *,
+    level: Level = "exact",
     ignore: frozenset[str] = frozenset(),
     show_tokens: bool = False,
     redact: bool = False,
@@ -427,6 +434,8 @@ def replay_log(
         path: the log.
         backend: what it is held to: the specification, or a backend by its name.
         observe: told of every operation, in order.
+        level: ``exact``, or ``safe``: pages, their order and what look-ups find may be others than the specification's;
+            only the specification can be asked for them.
         ignore: clauses whose differences are passed over: reads that the engine does otherwise by design.
         show_tokens: whether token ids stand in the lines of calls (SEC-2).
         redact: whether request ids, adapters, versions, digests and layer names are mapped in what is shown.
@@ -434,14 +443,20 @@ def replay_log(
     Raises:
         LogError: the log can't be read, is no log, is of a newer version, has no operations, or holds what can't be
             replayed.
+        ValueError: the level is none of a replay, or another backend than the specification is asked for at ``safe``.
         BackendError: the backend can't be had.
     """
-    found = load_backend(backend)
     redaction = Redaction() if redact else None
+    if level == "safe" and backend == "kvproof.spec":
+        from .replaying_safe import replay_safely  # it knows all machines, and is needed by few
+
+        return replay_safely(path, observe, ignore, redaction)
+    if level != "exact":
+        raise ValueError(f"level={level!r} with backend={backend!r}: a log is held at level safe to kvproof.spec alone")
+    found = load_backend(backend)
     first = Run(Path(path), found, ignore, show_tokens, redaction)
     for replayed in first.steps():
-        if observe is not None:
-            observe(replayed)
+        observe(replayed.operation)
     first.require_operations("replayed")
     wrong = None
     if first.wrong is not None and first.last is not None:
@@ -479,12 +494,16 @@ def log_lines(result: LogResult) -> Iterator[str]:
 
 def _lines(result: LogResult) -> Iterator[str]:
     held = "the specification" if result.backend == "kvproof.spec" else result.backend
-    yield f"{Path(result.path).name}: {result.operations:,} operations and {result.states:,} states held to {held}"
+    at = "" if result.level == "exact" else f", level {result.level}"
+    yield f"{Path(result.path).name}: {result.operations:,} operations and {result.states:,} states held to {held}{at}"
     if result.cut is not None:
         yield f"the log is incomplete, {result.cut}: replayed up to there"
     wrong = result.wrong
+    if result.strayed_at is not None:
+        found = f"operation {result.strayed_at:,} found something else than the specification's"
+        yield f"{found}: what follows is undecided"
     if wrong is None:
-        yield "no difference" if result.cut is None else "no difference up to there"
+        yield "no difference" if result.cut is None and result.strayed_at is None else "no difference up to there"
         return
     yield ""
     yield f"operation {wrong.number:,} deviates from {wrong.clause}"
@@ -493,7 +512,8 @@ def _lines(result: LogResult) -> Iterator[str]:
     yield f"  observed: {wrong.observed}"
     yield "  calls, the last ones:"
     yield from (f"    {line}" for line in (*wrong.earlier, wrong.call))
-    states = {"before": wrong.before, "after, as it must be": wrong.after}
+    states = {"before": wrong.before} if wrong.before else {}
+    states["after, as it must be" if result.level == "exact" else "after, the specification's"] = wrong.after
     if wrong.observed_after:
         states["after, as it was recorded"] = wrong.observed_after
     for title, state in states.items():

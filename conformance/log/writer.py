@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from kvproof.spec.declarations.json_kinds import extra_keys_to_json
 
+from ..calls.logged import KeyNumbers
 from ..report.redaction import Redaction
 from .format import HEADER, LogError
-from .values import KeyNumbers, TokenTexts, digest, encode, groups_text, listed, plain_text, text_of
+from .values import TokenTexts, digest, encode, groups_text, listed, plain_text, text_of
 
 __all__ = ["MOST_NOTED", "NO_PAGES", "SLOTS", "KnownRequests", "LogFile", "LogWriter"]
 

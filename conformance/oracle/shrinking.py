@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
-from ..calls.simplest import simplest
+from ..calls.simplest import simplest, thinned
 from .scripts import Ask, Script, Step, Wave
 
 __all__ = ["shortened"]
@@ -23,16 +23,28 @@ def shortened(
         shows: performs a script; returns what it shows, None for nothing.
         tries: the number of scripts that may be performed.
     """
-    return simplest(script, shown, _shorter, shows, tries)
+
+    def leave_out(start: int, end: int) -> bool:
+        nonlocal script, shown, tries
+        for fewer in _sound((*script.steps[:start], *script.steps[end:])):
+            if not tries:
+                break
+            tries -= 1
+            found = shows(fewer)
+            if found is not None:
+                script, shown = fewer, found
+                return True
+        return False
+
+    if any(isinstance(step, Wave) for step in script.steps):  # else the engine was lost before the first request
+        thinned(lambda: len(script.steps), leave_out, len(script.steps) // 2)
+        script, shown = simplest(script, shown, _shorter, shows, tries)
+    return script, shown
 
 
 def _shorter(script: Script) -> Iterator[Script]:
     """Scripts that are a little simpler, those that leave out the most first."""
     steps = script.steps
-    if not any(isinstance(step, Wave) for step in steps):
-        return  # the engine was lost before the first request
-    for place in range(len(steps)):
-        yield from _sound((*steps[:place], *steps[place + 1 :]))
     for place, step in enumerate(steps):
         if isinstance(step, Wave) and len(step.asks) > 1:
             for left_out in range(len(step.asks)):

@@ -18,6 +18,7 @@ from typing import Any
 from ..backends.loading import Backend
 from ..calls.datum import Call, Prompt, exchange, larger, mended, refs, simpler
 from ..calls.deviation import Deviation
+from ..calls.simplest import thinned
 from ..machines import Machine
 from ..machines.base import SPEC
 from ..machines.draws import UnrepeatableError
@@ -145,15 +146,13 @@ class _Shortening:
 
     def _leave_out_steps(self) -> None:
         """Leaves out runs of steps, long ones first; never the first step, which builds, nor the last one."""
-        size = max(len(self.found.trace) // 2, 1)
-        while size:
-            place = 1
-            while place < len(self.found.trace) - 1:
-                trace = self.found.trace
-                rest = trace[:place] + trace[min(place + size, len(trace) - 1) :]
-                if not self._keep(rest) and (mended(rest) == rest or not self._keep(mended(rest))):
-                    place += size
-            size //= 2
+
+        def leave_out(start: int, end: int) -> bool:
+            trace = self.found.trace
+            rest = trace[: start + 1] + trace[end + 1 :]
+            return self._keep(rest) or (mended(rest) != rest and self._keep(mended(rest)))
+
+        thinned(lambda: len(self.found.trace) - 2, leave_out, max(len(self.found.trace) // 2, 1))
 
     def _leave_out_pairs(self) -> None:
         """Of a sequence that is short leaves out two calls that make sense together only, wherever they stand.

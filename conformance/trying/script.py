@@ -12,7 +12,7 @@ import numpy as np
 
 from kvproof.spec import declarations
 
-from ..calls.datum import Call, Prompt, Ref, Spelled
+from ..calls.datum import Call, Minus, Prompt, Ref, Spelled, written
 from ..calls.interfaces import INTERFACES, REQUEST, plain_row
 from ..calls.method import Method, Table
 from ..calls.pool import POOL
@@ -20,7 +20,10 @@ from ..calls.queue import PAGE, QUEUE
 from ..calls.spelling import Spelling
 from ..calls.table import TABLE
 
-__all__ = ["BUILDS", "FUNCTIONS", "TABLES_BY_OWNER", "Entry", "FileError", "Rows", "made_by", "read_script"]
+__all__ = [
+    *("BUILDS", "FUNCTIONS", "TABLES_BY_OWNER", "Entry", "FileError", "Rows", "arguments_of"),
+    *("entry_of", "made_by", "read_script"),
+]
 
 
 class FileError(Exception):
@@ -153,6 +156,23 @@ class Entry:
     place: str
     text: str
     call: Call
+
+
+def entry_of(place: str, call: Call, row: Method, shown: Callable[[Any], str] = written) -> Entry:
+    """A call that was not written by hand, with the text that shows it.
+
+    Args:
+        place: where it stands.
+        call: the call.
+        row: its row.
+        shown: how an argument is written.
+    """
+    given = {name: shown(value) for name, value in call.arguments.items()}
+    listed = ", ".join(f"{name}={text}" for name, text in given.items())
+    said = {"set": f" = {next(iter(given.values()), None)}", "get": ""}.get(row.form, f"({listed})")
+    target = "" if call.target is None else f"{call.target}."
+    made = "" if row in REQUEST.rows and row.form != "build" else f"r{call.number} = "
+    return Entry(place, f"{made}{target}{call.method}{said}", call)
 
 
 _VALUES: Mapping[str, Callable[..., Any]] = {
@@ -373,6 +393,8 @@ class _Script:
         return made
 
     def _computed(self, node: ast.expr, act: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+        if act is operator.sub and type(left) is int and isinstance(right, Ref):
+            return Minus(left, right)
         if act is operator.mul and any(isinstance(value, list | tuple | str | bytes) for value in (left, right)):
             sizes = [len(value) if hasattr(value, "__len__") else value for value in (left, right)]
             if all(isinstance(size, int) for size in sizes) and sizes[0] * sizes[1] > _MOST:

@@ -1,7 +1,7 @@
 """Makes the calls of a file on a backend and on the specification, and judges each by its row."""
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,19 +16,19 @@ from ..backends.raising import frames
 from ..calls.contrast import shown
 from ..calls.datum import Call, GoneError, Key, Prompt, refs, resolve
 from ..calls.deviation import Outcome, attempt, clause_of_state, is_refusal
+from ..calls.documents import MOST
 from ..calls.interfaces import REQUEST
 from ..calls.judging import difference, equal
+from ..calls.logged import KeyNumbers, result
 from ..calls.method import Method, perform
 from ..calls.pool import POOL
 from ..calls.queue import PAGE, QUEUE
 from ..calls.readings import SHOWS, page_views, readable
-from ..log.reading import MOST
-from ..log.values import KeyNumbers, result
 from ..machines.base import SPEC
 from ..machines.sides import Side
 from .script import Entry, FileError, Rows, made_by
 
-__all__ = ["Said", "Trial"]
+__all__ = ["Built", "Said", "Trial", "sizes"]
 
 _POOL = (
     *("ref_cnt", "null page", "not in the queue exactly while at 0", "free pages", "numbers of free pages"),
@@ -66,6 +66,9 @@ _SAFE = frozenset(
 _AS_IN_A_LOG = frozenset({"pages", "groups", "hit", "pin", "plan", "ids", "copies", "events", "counters", "batch"})
 """Kinds of results that are of a backend's own classes, and are compared as a log writes them."""
 
+_BY_EVICTION = frozenset({"get_cached_page", "set_prefix_priority", "get_junction"})
+"""Beside look-ups of prefixes: methods whose result depends on what was evicted."""
+
 _SEED = b"kvproof"
 """The seed of keys, where a file names none: each side would draw its own, and no two keys were the same."""
 
@@ -85,6 +88,9 @@ class Said:
         clause: the label of the clause that it is about, or that it breaks.
         differences: what differs of the state after it: by field what it must be and what it is.
         raised: where the backend raised, if that is how it deviates.
+        refused: whether the specification refused the call.
+        field: the first field that differs, by its name and the number of the object that shows it; None if a result
+            does.
     """
 
     entry: Entry
@@ -94,6 +100,8 @@ class Said:
     clause: str
     differences: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     raised: tuple[str, ...] = ()
+    refused: bool = False
+    field: tuple[str, int | str] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The same, ready for JSON."""
@@ -113,7 +121,7 @@ class Said:
 
 
 @dataclass
-class _Built:
+class Built:
     """An object that a call constructed on both sides, and what of it the state shows.
 
     Attributes:
@@ -135,7 +143,7 @@ class _Known:
         built: the pool; None of a page or a queue made by hand.
     """
 
-    def __init__(self, side: Side, built: _Built | None) -> None:
+    def __init__(self, side: Side, built: Built | None) -> None:
         self._side = side
         self._parts = built.parts[0] if built is not None else {}
         self.pooled = "pool" in self._parts
@@ -177,35 +185,58 @@ class Trial:
         backend: the backend.
         level: at ``exact`` the backend must do as the specification does; at ``safe`` page ids, their order and what
             look-ups find may be others, and any exception is a refusal.
+        side: what makes the calls on the backend; None for what does nothing else.
+
+    Attributes:
+        spec: the specification's side.
+        backend: the backend's side.
+        strayed: whether a look-up has found something else than the specification's: then nothing is decided any more.
     """
 
-    def __init__(self, backend: Backend, level: Level) -> None:
-        self.spec, self.backend = _Names(SPEC), _Names(backend)
+    def __init__(self, backend: Backend, level: Level, side: Side | None = None) -> None:
+        self.spec: Side = _Names(SPEC)
+        self.backend: Side = _Names(backend) if side is None else side
+        self.strayed = False
         self._rows = Rows()
         self._level = level
-        self._built: dict[int | str, _Built] = {}
+        self._built: dict[int | str, Built] = {}
         self._requests: dict[str, None] = {}
-        self._found_alike = True
+        self._given: tuple[dict[Any, Any], dict[Any, Any]] = {}, {}
+        self._looks = False
         self._keys = KeyNumbers(), KeyNumbers()
         for side in (self.spec, self.backend):
             side.find_key = functools.partial(self._key, side)
 
-    def run(self, entries: Iterable[Entry]) -> Iterator[Said]:
+    def run(self, entries: Iterable[Entry], looks: Callable[[int], bool] = lambda _: True) -> Iterator[Said]:
         """Makes calls in order, up to the first one that deviates.
+
+        Args:
+            entries: the calls.
+            looks: whether states are compared after the call in a place, or the next one that the backend makes.
 
         Raises:
             FileError: a call can't be made: it names what there is not.
         """
-        for entry in entries:
-            try:
-                said = self._make(entry)
-            except FileError as error:
-                raise FileError(f"{entry.place}: {error}") from error
+        for place, entry in enumerate(entries):
+            self._looks |= looks(place)
+            said = self.make(entry)
+            self._looks &= not said.verdict  # behind what an engine does with a request nothing is compared
             yield said
             if said.verdict == "deviates":
                 return
 
     # -- Making -----------------------------------------------------------------------------------------------------
+
+    def make(self, entry: Entry) -> Said:
+        """Makes one call.
+
+        Raises:
+            FileError: it can't be made: it names what there is not.
+        """
+        try:
+            return self._make(entry)
+        except FileError as error:
+            raise FileError(f"{entry.place}: {error}") from error
 
     def _make(self, entry: Entry) -> Said:
         call = self._seeded(entry.call)
@@ -219,18 +250,27 @@ class Trial:
         for side in sides:
             self._turn_to(side, call)
         labels = self._labels(call, row)
-        expected, observed = (self._attempt(side, call, row) for side in sides)
+        expected = self._attempt(self.spec, call, row)
+        observed = self._observe(entry, row, expected)
+        if any(isinstance(outcome.error, GoneError) for outcome in (expected, observed)):  # as the two have strayed
+            return Said(entry, str(expected), str(observed), "undecided", row.clause)
         if expected.error is not None and not is_refusal(expected.error):
             raise FileError(f"the specification can't make this call: {expected}") from expected.error
         if expected.error is None:
             self.spec.results[call.number], self.backend.results[call.number] = expected.value, observed.value
             if observed.error is None:
                 self._note_built(call)
+                self._note_given(call, row, expected.value, observed.value)
         return self._judge(entry, call, row, labels, expected, observed)
+
+    def _observe(self, entry: Entry, row: Method, expected: Outcome) -> Outcome:
+        """What the backend made of a call, of which there is what the specification made of it."""
+        del expected
+        return self._attempt(self.backend, self._seeded(entry.call), row)
 
     def _attempt(self, side: Side, call: Call, row: Method) -> Outcome:
         outcome = attempt(lambda: perform(side, call, row))
-        if isinstance(outcome.error, GoneError):
+        if isinstance(outcome.error, GoneError) and not self.strayed:
             whose = "specification" if side is self.spec else "backend"
             raise FileError(f"{outcome.error}: there is no such thing on the side of the {whose}") from outcome.error
         return outcome
@@ -292,7 +332,8 @@ class Trial:
         """
         built = self._built.get(call.target.of) if call.target is not None else None
         if built is not None:
-            side.put({"pages": built.parts[side is not self.spec].get("pages")})
+            parts = built.parts[side is not self.spec]
+            side.put({name: parts.get(name) for name in ("pages", "pool")})
 
     def _note_built(self, call: Call) -> None:
         owner = made_by(call)
@@ -307,7 +348,7 @@ class Trial:
             and (self._level == "exact" or name in _SAFE)
             and (_NEED.get(name) != "pins" or call.arguments.get("max_pinned_pages"))
         )
-        self._built[call.number] = _Built(owner, (parts[0], parts[1]), fields)
+        self._built[call.number] = Built(owner, (parts[0], parts[1]), fields)
         for side, own in zip((self.spec, self.backend), parts, strict=True):
             side.put({name: own[name] for name in ("pages", "pool") if name in own})
 
@@ -325,8 +366,31 @@ class Trial:
             parts["tables"] = list(it.page_tables) if owner == "MultiGroupPageTable" else [it]
         return parts
 
+    def _note_given(self, call: Call, row: Method, *values: Any) -> None:
+        """Notes which call gave a page on each side: at level safe two pages are the same if one call gave both."""
+        if self._level != "safe" or row.reads or row.result.log not in ("pages", "groups", "batch"):
+            return
+        root = call.target.of if call.target is not None else None
+        for place, given in enumerate(self._given):
+            ids = attempt(functools.partial(self._ids, row.result.log, values[place], place))
+            given.update({(root, page): (call.number, order) for order, page in enumerate(ids.value or ())})
+
+    def _ids(self, kind: str, value: Any, place: int) -> list[int]:
+        """The ids of all pages in a result on one side."""
+        plain = self._as_logged(kind, value, place)
+        if plain is None or kind == "pages":
+            return list(plain or ())
+        groups = [pages for _, _, pages in plain[1]] if kind == "batch" else plain
+        return [page for pages in groups for page in pages]
+
+    def _as_logged(self, kind: str, value: Any, place: int) -> Any:
+        """A result on one side as a log has it."""
+        return result(kind, value, self._keys[place])
+
     def _key(self, side: Side, key: Key) -> Any:
-        """A side's own key of a page of a request."""
+        """A side's own key of a page of a request; one made by hand is no page's."""
+        if key.made_by_hand:
+            return side.names.get("PageHash")(b"no key of any page", (), None)
         prompt, pool = key.prompt, side.pool
         request = resolve(prompt, side)
         hashed = side.names.get("hash_request_tokens")
@@ -343,7 +407,7 @@ class Trial:
         known = _Known(self.spec, self._built.get(root) if root in self._built else self._pool_of(call))
         return row.label(known, call.arguments), row.charged(known, call.arguments)
 
-    def _pool_of(self, call: Call) -> _Built | None:
+    def _pool_of(self, call: Call) -> Built | None:
         """The pool that a page is one of, if it is any's."""
         target = call.target
         page = attempt(lambda: self.spec.thing(target)) if target is not None else Outcome()
@@ -366,18 +430,23 @@ class Trial:
         else:
             right = Outcome(self._plain(call, row, expected.value, self.spec))
             seen = observed if observed.error else attempt(lambda: self._plain(call, row, observed.value, self.backend))
+        texts = (str(right), str(seen)) if refused or seen.error else (shown(right.value), shown(seen.value))
+        if self.strayed:
+            both = refused and observed.error is not None
+            return Said(entry, *texts, "conforms" if both else "undecided", clause, refused=refused)
         agree = functools.partial(self._agrees, call, row)
         found = difference(right, seen, clause, agree=agree, any_error=self._level == "safe")
         if found is not None:
             raised = () if observed.error is None else frames(observed.error)
-            return Said(entry, found.expected, found.observed, "deviates", found.clause, raised=raised)
-        texts = (str(right), str(seen)) if refused else (shown(right.value), shown(seen.value))
-        if not self._found_alike:
-            return Said(entry, *texts, "conforms" if refused else "undecided", clause)
-        broken, differences = (
+            told = found.expected, found.observed, "deviates", found.clause
+            return Said(entry, *told, raised=raised, refused=refused)
+        if self._has_strayed():
+            return Said(entry, *texts, "undecided", clause)
+        broken, differences, field = (
             self._states({}, clause_of_state(clause)) if refused else self._states(charges, charges.get(""))
         )
-        return Said(entry, *texts, "deviates" if differences else "conforms", broken or clause, differences)
+        verdict = "deviates" if differences else "conforms"
+        return Said(entry, *texts, verdict, broken or clause, differences, refused=refused, field=field)
 
     def _plain(self, call: Call, row: Method, value: Any, side: Side) -> Any:
         """What of a result is compared: at level safe how many pages there are, in place of which."""
@@ -385,20 +454,34 @@ class Trial:
             return made_by(call)
         if row.result.log == "array":  # a machine holds arrays against their arguments; here the numbers themselves
             numbers = self._level == "exact" or (call.target is None and not any(refs(call.arguments)))
-            return readable(value) if numbers else _sizes("array", readable(value))
+            return readable(value) if numbers else sizes("array", readable(value))
         plain = row.result.plain(value, side)
         if row.result.log == "events" or (plain is value and row.result.log in _AS_IN_A_LOG):  # their keys by numbers
             plain = result(row.result.log, value, self._keys[side is self.spec])
+        if self._level == "safe" and row.result.log == "hit":
+            found, tokens = self._as_logged("hit", value, side is self.backend)
+            return self._origins(call, found, side is self.backend), tokens
         plain = readable(plain)
-        return plain if self._level == "exact" else _sizes(row.result.log, plain)
+        return plain if self._level == "exact" else sizes(row.result.log, plain)
 
     def _agrees(self, call: Call, row: Method, right: Any, seen: Any) -> bool:
         if row.result.log == "array":
             return _near(right, seen, self._largest(call))
-        if self._level == "safe" and row.result.log == "hit" and not equal(right, seen):
-            self._found_alike = False  # what another eviction order keeps is found, and what follows differs
+        if self._level == "safe" and row.result.log in ("events", "counters"):
+            return True  # they tell of evictions
+        alike = equal(right, seen)
+        if self._level == "safe" and (row.result.log == "hit" or row.name in _BY_EVICTION):
+            self.strayed = not alike  # what another eviction order keeps is found, and what follows differs
             return True
-        return equal(right, seen)
+        return alike
+
+    def _has_strayed(self) -> bool:
+        return self.strayed
+
+    def _origins(self, call: Call, groups: Any, place: int) -> Any:
+        """Pages that a look-up found, by the calls that gave them; those that no call gave are all alike."""
+        root, given = call.target.of if call.target is not None else None, self._given[place]
+        return [[page and given.get((root, page), ()) for page in group] for group in groups]
 
     def _largest(self, call: Call) -> float:
         """The largest number among a call's arrays: ATT-6 bounds errors by it."""
@@ -406,7 +489,9 @@ class Trial:
         finite = (np.abs(own)[np.isfinite(own)] for own in arrays if own.dtype.kind == "f")
         return max((float(own.max(initial=0)) for own in finite), default=0.0)
 
-    def _states(self, charges: Mapping[str, str], rest: str | None) -> tuple[str, dict[str, tuple[str, str]]]:
+    def _states(
+        self, charges: Mapping[str, str], rest: str | None
+    ) -> tuple[str, dict[str, tuple[str, str]], tuple[str, int | str] | None]:
         """What differs between the states of both sides.
 
         Args:
@@ -414,19 +499,20 @@ class Trial:
             rest: the label of all other fields; None for the fields' own.
 
         Returns:
-            The label of the first difference, "" if there is none; and the fields that differ.
+            The label of the first difference, "" if there is none; the fields that differ; and the first of them with
+            the number of what shows it.
         """
-        clause, differences = "", {}
-        for number, built in self._built.items():
+        clause, differences, field = "", {}, None
+        for number, built in self._built.items() if self._looks else ():
             for name in built.fields:
                 right, seen = (attempt(functools.partial(_read, name, own)) for own in built.parts)
                 label = charges.get(name) or rest or SHOWS[name].clause
                 # the specification raises of a request that its manager does not know
                 found = None if right.error is not None else difference(right, seen, label)
                 if found is not None:
-                    clause = clause or label
+                    clause, field = clause or label, field or (name, number)
                     differences[f"r{number}: {name}" if len(self._built) > 1 else name] = found.expected, found.observed
-        return clause, differences
+        return clause, differences, field
 
 
 def _read(name: str, parts: Mapping[str, Any]) -> Any:
@@ -434,7 +520,7 @@ def _read(name: str, parts: Mapping[str, Any]) -> Any:
     return looks[0] if len(looks) == 1 else looks
 
 
-def _sizes(kind: str, plain: Any) -> Any:
+def sizes(kind: str, plain: Any) -> Any:
     """A result without the ids of pages: how many there are."""
     if plain is None or kind not in ("pages", "groups", "page", "batch", "plan", "pin", "copies", "events", "array"):
         return plain

@@ -15,7 +15,7 @@ import kvproof.fast
 import kvproof.spec
 from kvproof.conformance import load_backend
 from kvproof.conformance.calls.arrays import ATTENTION
-from kvproof.conformance.calls.datum import Call, Key, Pages, Prompt, Ref, Saying, Slot, Spelled
+from kvproof.conformance.calls.datum import Call, Key, Minus, Pages, Prompt, Ref, Saying, Slot, Spelled
 from kvproof.conformance.calls.documents import calls_from_json, calls_to_json, parsed_ref, value_to_json
 from kvproof.conformance.calls.spelling import Spelling
 from kvproof.conformance.cli import main
@@ -36,7 +36,12 @@ from .broken import FreesBackwards
 PROMPT = Prompt((1, -1), (CacheSalt("s"),), Spelling.TUPLE, "a")
 VALUES: tuple[Any, ...] = (
     *(None, True, 3, -0.5, "text", b"\0\xff", float("inf"), (1, (2,)), [[], [1]], {"a": (1,), 2: None}),
-    *(Ref(3, (0, ".page_id", ":2")), Ref("pool", (".free_page_queue",)), Ref(1, (2,), Ref("pages", (4,)))),
+    *(
+        Minus(9, Ref(2, (1,))),
+        Ref(3, (0, ".page_id", ":2")),
+        Ref("pool", (".free_page_queue",)),
+        Ref(1, (2,), Ref("pages", (4,))),
+    ),
     *(Saying(Ref("a"), (("num_computed_tokens", 4), ("extra_keys", ()))), Slot(Ref("manager"), "a")),
     *(Pages(((Ref(3, (0, ".pages", 1, ":2")),), [Ref("pages", (0,))])), Prompt((1,), logprobs=1)),
     *(Spelled(Spelling.COLUMN64, (1, Ref(2))), PROMPT, Key(PROMPT, 2, 0), Key(PROMPT, 2, 0, True, 1)),
@@ -156,7 +161,7 @@ layers = FullAttentionSpec(page_size=2, num_kv_heads=1, head_size=8, dtype="floa
 manager = CacheManager(9, [CacheGroupSpec(layers)], max_model_len=32, max_pinned_pages=2)
 a = Request("a", list(range(5)), (CacheSalt("salt"),))
 found, hit = manager.get_computed_pages(a)
-manager.allocate_slots(a, 5, hit, found)
+manager.allocate_slots(a, 5 - hit, hit, found)
 a.num_computed_tokens = 5
 a.append(2 ** 3 - 1)
 a.status = EngineRequestStatus.RUNNING
