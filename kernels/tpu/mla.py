@@ -4,9 +4,11 @@ A page is ``[page, W]``: for each token its latent, then its rotary key, both pa
 row, its value the latent part, so that a block of the cache is copied once and serves both products.
 
 Work is a list of items: (sequence, block of its query tokens, block of its keys). A block of queries is all heads of
-a few tokens, `ROWS` rows of one matrix. The copies of the item `BUFFERS` - 1 ahead are started between the two
-products of the current one, sequence boundaries or not, so that short contexts stream like long ones. Sequences of one
-query token at the front are a call of their own with one token a block: decoding computes no dead rows.
+a few tokens, `ROWS` rows of one matrix. In its turn an item's scores are computed and kept; the item before has its
+softmax and its values added, as the one needs the matrix unit while the other waits for the vector unit; and the copies
+of the item `AHEAD` ahead are started. Turns go on over sequence boundaries, so that short contexts stream like long
+ones. Sequences of one query token at the front are a call of their own with one token a block: decoding computes no
+dead rows.
 
 Pages that no query of the block reads are not copied; rows of the first and the last page that none reads are zeroed
 where they lie, so that NaN in them, or in memory that was never written, meets no number. Where the table names a page
@@ -37,10 +39,10 @@ __all__ = ["attend", "unsupported"]
 
 Interpret = bool | pltpu.InterpretParams
 
-BLOCK = 1024
-"""Keys of a block, where pages and tables allow: 1.3 MiB of a cache with 640 bfloat16 numbers a token. On v6e a block
-takes 1,501 bundles with pages of 16, 1,402 with pages of 64, and 150 more for the first and the last of a sequence; a
-sequence of at most 256 tokens takes 897 and 881. Blocks of 512 keys took four tenths more for as many keys."""
+BLOCK = 2048
+"""Keys of a block where sequences decode and pages and tables allow: 2.5 MiB of a cache with 640 bfloat16 numbers a
+token. On v6e a block takes 2,627 bundles with pages of 16, 2,139 with pages of 64, and 150 more for the first and the
+last of a sequence; a sequence of at most 256 tokens takes 738 and 715. Blocks of 1,024 keys took a seventh more."""
 
 _shape: Callable[..., Any] = jax.ShapeDtypeStruct
 
@@ -74,9 +76,9 @@ def unsupported(queries: jax.Array, latent_pages: jax.Array, page_table: jax.Arr
     if lcm(page, LANES) > BLOCK:
         return f"page_size={page}: a block would have {lcm(page, LANES)} keys"
     num_seqs, pages_per_seq = page_table.shape
-    blocks = fitting_blocks(queries, latent_pages, page_table, BLOCK)
-    lengths, table = _shape((num_seqs + 1,), jnp.int32), _shape((num_seqs * pages_per_seq + blocks.pages,), jnp.int32)
-    needed = vmem_bytes(blocks, queries, latent_pages)
+    decoding, mixed = (cut(queries, latent_pages, page_table, BLOCK) for cut in (decode_blocks, mixed_blocks))
+    lengths, table = _shape((num_seqs + 1,), jnp.int32), _shape((num_seqs * pages_per_seq + decoding.pages,), jnp.int32)
+    needed = vmem_bytes(mixed, queries, latent_pages)  # decoding needs no more
     if needed > VMEM_BYTES - SPILLED_BYTES:
         return f"the blocks take {needed} bytes of VMEM, more than {VMEM_BYTES - SPILLED_BYTES}"
     return too_many_scalars(lengths, lengths, table)
@@ -106,15 +108,18 @@ def attend(
         cu_q_lens: `i32[S + 1]`.
         num_seqs: `i32[1]`.
         options: mask, score scale and cap; the layout in it isn't looked at.
-        block: keys of a block, about.
+        block: keys of a block where sequences decode, about; others have half as many.
         interpret: what `pallas_call` takes.
 
     Returns:
         `[T, Hq, R]`, the dtype of the queries; zeros in rows of no sequence, and in rows with nothing to read.
     """
     num_tokens, num_heads, latent_dim = queries.shape
-    mixed = replace(fitting_blocks(queries, latent_pages, page_table, block), emulated=bool(interpret))
-    decoding, latent, heads = replace(mixed, tokens=1), mixed.latent, mixed.heads
+    decoding, mixed = (
+        replace(cut(queries, latent_pages, page_table, block), emulated=bool(interpret))
+        for cut in (decode_blocks, mixed_blocks)
+    )
+    latent, heads = mixed.latent, mixed.heads
     width = latent_pages.shape[2]
     if 0 in (num_tokens, page_table.size):
         return jnp.zeros_like(queries)
@@ -131,7 +136,7 @@ def attend(
     q_lens = cu_q_lens[1:] - cu_q_lens[:-1]
     missing = misses_pages(table, first_key(kv_lens - q_lens, options), kv_lens, mixed.page)
     holes = jnp.any(missing & (jnp.arange(missing.shape[0], dtype=jnp.int32) < seqs)).astype(jnp.int32)
-    entries = jnp.pad(table.reshape(-1), (0, mixed.pages))  # the last row's last block may be read beyond its end
+    entries = jnp.pad(table.reshape(-1), (0, decoding.pages))  # the last row's last block may be read beyond its end
     shared = (kv_lens, cu_q_lens, entries, query_rows, latent_pages)
     call = partial(_call, options=options, interpret=interpret)
     out = jnp.zeros((num_tokens, heads, latent), queries.dtype)
@@ -141,29 +146,49 @@ def attend(
     return attended[:, :num_heads, :latent_dim]
 
 
-def fitting_blocks(queries: jax.Array, latent_pages: jax.Array, page_table: jax.Array, block: int) -> Blocks:
-    """The `mixed_blocks` of about ``block`` keys, or of half as many where those don't fit into VMEM. O(1)."""
-    blocks = mixed_blocks(queries, latent_pages, page_table, block)
-    if vmem_bytes(blocks, queries, latent_pages) <= VMEM_BYTES - SPILLED_BYTES:
-        return blocks
-    return mixed_blocks(queries, latent_pages, page_table, block // 2)
+def decode_blocks(queries: jax.Array, latent_pages: jax.Array, page_table: jax.Array, block: int) -> Blocks:
+    """How sequences of one query token are cut. O(1).
+
+    Args:
+        queries: `[T, Hq, R]`.
+        latent_pages: `[P, page, W]`.
+        page_table: `i32[S, pages_per_seq]`.
+        block: keys of a block, about.
+    """
+    return fitting_blocks(1, queries, latent_pages, page_table, block)
 
 
 def mixed_blocks(queries: jax.Array, latent_pages: jax.Array, page_table: jax.Array, block: int) -> Blocks:
-    """How sequences of any number of query tokens are cut: the larger blocks of the two calls. O(1)."""
-    num_tokens, num_heads, latent_dim = queries.shape
-    latent, heads = round_up(latent_dim, LANES), round_up(num_heads, 32 // queries.dtype.itemsize)
+    """How sequences of any number of query tokens are cut, into blocks of half as many keys; see `decode_blocks`."""
+    return fitting_blocks(ROWS // padded_heads(queries), queries, latent_pages, page_table, block // 2)
+
+
+def fitting_blocks(
+    tokens: int, queries: jax.Array, latent_pages: jax.Array, page_table: jax.Array, block: int
+) -> Blocks:
+    """Blocks of some query tokens and about ``block`` keys, halved until they fit into VMEM or can't be smaller."""
+    num_tokens, _, latent_dim = queries.shape
     page, pages_per_seq = latent_pages.shape[1], page_table.shape[1]
-    tokens = max(min(ROWS // heads, num_tokens), 1)
-    return Blocks(tokens, pages_per_block(page, pages_per_seq, block), page, heads, latent, pages_per_seq)
+    tokens, latent = max(min(tokens, num_tokens), 1), round_up(latent_dim, LANES)
+    while True:
+        pages = pages_per_block(page, pages_per_seq, block)
+        blocks = Blocks(tokens, pages, page, padded_heads(queries), latent, pages_per_seq)
+        if block <= LANES or vmem_bytes(blocks, queries, latent_pages) <= VMEM_BYTES - SPILLED_BYTES:
+            return blocks
+        block //= 2
+
+
+def padded_heads(queries: jax.Array) -> int:
+    """Query heads, padded to whole tiles."""
+    return round_up(queries.shape[1], 32 // queries.dtype.itemsize)
 
 
 def vmem_bytes(blocks: Blocks, queries: jax.Array, latent_pages: jax.Array) -> int:
-    """What a call needs: its buffers, its sums, and a block of scores as products, powers and weights. O(1)."""
+    """What a call needs: its buffers, its sums, and a block of scores, kept and as products, powers, weights. O(1)."""
     width = latent_pages.shape[2]
     keys = BUFFERS * blocks.keys * width * latent_pages.dtype.itemsize
-    row = (BUFFERS * width + 2 * blocks.latent) * queries.dtype.itemsize + 4 * (2 * LANES + 2 * blocks.latent)
-    return keys + blocks.rows * (row + 3 * 4 * blocks.keys)
+    row = (BUFFERS * width + 2 * blocks.latent) * queries.dtype.itemsize + 4 * (3 * LANES + 2 * blocks.latent)
+    return keys + blocks.rows * (row + 4 * 4 * blocks.keys)
 
 
 def pages_per_block(page: int, pages_per_seq: int, block: int) -> int:
@@ -209,6 +234,8 @@ def _call(
                 pltpu.VMEM((blocks.rows, LANES), jnp.float32),
                 pltpu.VMEM((blocks.rows, LANES), jnp.float32),
                 pltpu.VMEM((blocks.rows, blocks.latent), jnp.float32),
+                pltpu.VMEM((blocks.rows, blocks.keys), jnp.float32),
+                pltpu.VMEM((blocks.rows, LANES), jnp.float32),
                 pltpu.VMEM((1, blocks.keys), jnp.int32),
                 pltpu.SMEM((ITEMS * FIELDS,), jnp.int32),
                 pltpu.SMEM((2,), jnp.int32),

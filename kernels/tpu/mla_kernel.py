@@ -13,6 +13,7 @@ from ..masks import end_key, first_key, skips_keys
 from ..options import AnyOptions
 from ..score_units import exponent_unit, scores_of
 from .mla_work import (
+    AHEAD,
     BUFFERS,
     Blocks,
     Item,
@@ -43,22 +44,24 @@ _NOWHERE = 2**30
 
 
 def kernel(refs: Refs, blocks: Blocks, options: AnyOptions) -> None:
-    """All items, in order."""
+    """All items, in order: the scores of each beside the softmax and the values of the one before."""
     refs.out_tokens[0] = 0
     refs.out_tokens[1] = 0
     refs.numbers[...] = lax.broadcasted_iota(jnp.int32, refs.numbers.shape, 1)
     item = first_item(refs, blocks, options)
-    # Before the first is an item without tokens: what stands in the sums is sent nowhere.
-    keep_item(item._replace(number=jnp.int32(-1), job=item.job._replace(tokens=jnp.int32(0))), refs)
-    for _ in range(BUFFERS - 1):
+    # Before the first are items without tokens: what stands in the sums is sent nowhere.
+    nothing = item._replace(job=item.job._replace(tokens=jnp.int32(0)), first=jnp.int32(0), end=jnp.int32(0))
+    for number in (-2, -1):
+        keep_item(nothing._replace(number=jnp.int32(number)), refs)
+    for _ in range(AHEAD):
         start_queries(item, refs)
         start_pages(item, blocks.keys, refs, blocks, options)
         keep_item(item, refs)
         item = next_item(item, refs, blocks, options)
     keep_item(item, refs)
     step = partial(compute_item, refs=refs, blocks=blocks, options=options)
-    ended = lax.while_loop(lambda number: kept_item(number, refs).job.seq < refs.span[1], step, jnp.int32(0))
-    last = kept_item(ended - 1, refs)
+    ended = lax.while_loop(lambda number: kept_item(number - 1, refs).job.seq < refs.span[1], step, jnp.int32(0))
+    last = kept_item(ended - 2, refs)
     wait_output(lax.rem(last.job.number, 2), refs)
     write_output(last, refs, blocks, options)
     send_output(last, refs)
@@ -67,8 +70,8 @@ def kernel(refs: Refs, blocks: Blocks, options: AnyOptions) -> None:
 
 
 def compute_item(number: jax.Array, refs: Refs, blocks: Blocks, options: AnyOptions) -> jax.Array:
-    """The item of a number, by code for as many keys as it and the item that is started need; the next one's number."""
-    longest = jnp.maximum(kept_item(number, refs).end, kept_item(number + (BUFFERS - 1), refs).end)
+    """The item of a number, by code for as many keys as all items that it works with need; the next one's number."""
+    longest = reduce(jnp.maximum, [kept_item(number + at, refs).end for at in (-1, 0, AHEAD)])
     too_short = [(longest > size).astype(jnp.int32) for size in blocks.sizes[:-1]]
     run = partial(compute_keys, number, refs=refs, blocks=blocks, options=options)
     lax.switch(sum(too_short, jnp.int32(0)), [partial(run, size) for size in blocks.sizes])
@@ -76,33 +79,32 @@ def compute_item(number: jax.Array, refs: Refs, blocks: Blocks, options: AnyOpti
 
 
 def compute_keys(number: jax.Array, size: int, refs: Refs, blocks: Blocks, options: AnyOptions) -> None:
-    """One block of queries against the beginning of a block of keys, and the start of a later item's copies.
+    """The scores of an item, the softmax and the values of the one before, and the start of a later one's copies.
 
     Args:
         number: the item's.
-        size: keys to look at, at least as many as its block and the later item's have up to their last live ones.
+        size: keys to look at, at least as many as the blocks of the three have up to their last live ones.
         refs: the kernel's memory.
         blocks: the shapes.
         options: the mask.
     """
-    before, item, ahead = (kept_item(number + at, refs) for at in (-1, 0, BUFFERS - 1))
-    job = item.job
+    done, before, item, ahead = (kept_item(number + at, refs) for at in (-2, -1, 0, AHEAD))
     start_queries(ahead, refs)
 
-    pl.when(item.is_first)(lambda: wait_queries(job, refs))
-    wait_output(lax.rem(before.job.number, 2), refs)
+    pl.when(item.is_first)(lambda: wait_queries(item.job, refs))
+    wait_output(lax.rem(done.job.number, 2), refs)
     wait_pages(item, refs, blocks)
-    clear_dead_rows(item, size, refs, blocks, options)
-    # From here to the output there are no branches: the scalar unit starts copies, and finds the item that comes next,
-    # beside the softmax and the second product.
-    queries = refs.q_buffers[lax.rem(job.number, BUFFERS)].reshape(blocks.rows, -1)
-    keys = refs.kv_buffers[item.buffer, :size].astype(common_dtype(refs))
-    scores = masked_scores(queries.astype(keys.dtype), keys, refs.numbers[:, :size], item, blocks, options)
-    write_output(before, refs, blocks, options)
+    clear_dead_keys(before, size, refs, blocks, options)
+    pl.when(refs.span[2] != 0)(lambda: drop_missing_pages(item, refs, blocks))
+    # From here to the output there are no branches. The products with keys need nothing of the softmax, whose latency
+    # they hide; the scalar unit starts copies, and finds the item that comes next, beside the products with values.
+    write_output(done, refs, blocks, options)
+    weights, shrink = softmax(before, size, refs, exponent_unit(options))
+    keep_scores(item, size, refs, blocks, options)
+    add_values(before, weights, shrink, refs, blocks)
     start_pages(ahead, size, refs, blocks, options)
     keep_item(next_item(ahead, refs, blocks, options), refs)
-    accumulate(scores, keys[:, : blocks.latent], item.is_first, refs, exponent_unit(options))
-    send_output(before, refs)
+    send_output(done, refs)
 
 
 def common_dtype(refs: Refs) -> Any:
@@ -111,28 +113,32 @@ def common_dtype(refs: Refs) -> Any:
     return jnp.float32 if wide else jnp.bfloat16
 
 
-def clear_dead_rows(item: Item, size: int, refs: Refs, blocks: Blocks, options: AnyOptions) -> None:
+def clear_dead_keys(item: Item, size: int, refs: Refs, blocks: Blocks, options: AnyOptions) -> None:
     """Zeroes the values of keys that no query of the job reads, or that aren't there; most blocks have none.
 
-    Their scores are masked, and so their rotary parts stay as they are.
+    Their scores were masked as far as they were looked at, and are now up to the size; their rotary parts stay.
     """
     first, end = item.first, item.end
-    holes = refs.span[2] != 0
     pages = refs.kv_buffers.at[item.buffer]
 
     def clear(i: jax.Array, _: None) -> None:
-        begin = i * LANES
+        begin = pl.multiple_of(i * LANES, LANES)
         live = live_words(first - begin, end - begin, LANES, 4 // pages.dtype.itemsize, in_v3=True)
         for column in range(0, blocks.latent, LANES):
-            part = pages.at[pl.ds(pl.multiple_of(begin, LANES), LANES), pl.ds(column, LANES)]
+            part = pages.at[pl.ds(begin, LANES), pl.ds(column, LANES)]
             part[...] = masked_rows(part[...], live, blocks.emulated)
 
-    @pl.when(jnp.logical_or(holes, jnp.logical_or(first > 0, end < size)))
+    def clear_end(i: jax.Array, _: None) -> None:
+        clear(i, None)
+        here = pl.ds(pl.multiple_of(i * LANES, LANES), LANES)
+        number = i * LANES + lax.broadcasted_iota(jnp.int32, (blocks.rows, LANES), 1)
+        refs.scores[:, here] = jnp.where(number < end, refs.scores[:, here], NEGATIVE)
+
+    @pl.when(jnp.logical_or(first > 0, end < size))
     def _clear() -> None:
         if skips_keys(options):
             lax.fori_loop(0, lax.div(first + (LANES - 1), LANES), clear, None)
-        lax.fori_loop(lax.div(end, LANES), size // LANES, clear, None)
-        pl.when(holes)(lambda: drop_missing_pages(item, refs, blocks))
+        lax.fori_loop(lax.div(end, LANES), size // LANES, clear_end, None)
 
 
 def drop_missing_pages(item: Item, refs: Refs, blocks: Blocks) -> None:
@@ -193,33 +199,48 @@ def masked_scores(
     return jnp.where(live, scores_of(products, options), NEGATIVE)
 
 
-def accumulate(
-    scores: jax.Array,  # f32[rows, keys]
-    values: jax.Array,  # [keys, latent]
-    begins: jax.Array,  # bool[]
-    refs: Refs,
-    unit: float,
-) -> None:
-    """Adds a block to the running softmax, or begins it.
+def softmax(item: Item, size: int, refs: Refs, unit: float) -> tuple[jax.Array, jax.Array]:
+    """Takes the scores that are kept of an item into the running softmax, or begins it with them.
 
     Rows that read nothing yet gather ones, which the first real score wipes.
+
+    Returns:
+        The weights, `f32[rows, size]`, and what the sums up to here are multiplied by, `f32[rows, 128]`.
     """
-    before = jnp.where(begins, NEGATIVE, refs.top[...])
-    parts = [scores[:, at : at + LANES] for at in range(0, scores.shape[1], LANES)]
-    top = jnp.maximum(before, jnp.max(reduce(jnp.maximum, parts), axis=1, keepdims=True))
+    before = jnp.where(item.is_first, NEGATIVE, refs.top[...])
+    top = jnp.maximum(before, jnp.max(refs.peaks[...], axis=1, keepdims=True))
     shrink = jnp.exp2((before - top) * unit)
-    weights = [jnp.exp2((part - top) * unit) for part in parts]
+    weights = [jnp.exp2((part - top) * unit) for part in lane_columns(refs.scores[:, :size])]
     refs.top[...] = top
-    refs.total[...] = jnp.where(begins, 0.0, shrink * refs.total[...]) + reduce(jnp.add, weights)
+    refs.total[...] = jnp.where(item.is_first, 0.0, shrink * refs.total[...]) + reduce(jnp.add, weights)
+    return jnp.concatenate(weights, axis=1), shrink
+
+
+def keep_scores(item: Item, size: int, refs: Refs, blocks: Blocks, options: AnyOptions) -> None:
+    """Keeps the scores of an item for the next one's turn."""
+    queries = refs.q_buffers[lax.rem(item.job.number, BUFFERS)].reshape(blocks.rows, -1)
+    keys = refs.kv_buffers[item.buffer, :size].astype(common_dtype(refs))
+    scores = masked_scores(queries.astype(keys.dtype), keys, refs.numbers[:, :size], item, blocks, options)
+    refs.scores[:, :size] = scores
+    refs.peaks[...] = reduce(jnp.maximum, lane_columns(scores))
+
+
+def lane_columns(rows: jax.Array) -> list[jax.Array]:
+    """Rows cut into parts of 128 columns."""
+    return [rows[:, at : at + LANES] for at in range(0, rows.shape[1], LANES)]
+
+
+def add_values(item: Item, weights: jax.Array, shrink: jax.Array, refs: Refs, blocks: Blocks) -> None:
+    """Adds an item's values, weighted, to the sums, or begins them."""
+    values = refs.kv_buffers[item.buffer, : weights.shape[1], : blocks.latent].astype(common_dtype(refs))
     product = jnp.dot(
-        jnp.concatenate(weights, axis=1).astype(values.dtype),
+        weights.astype(values.dtype),
         values,
         precision=precision_for(values.dtype),
         preferred_element_type=jnp.float32,
     )
-    repeats = values.shape[1] // LANES
-    faded = jnp.concatenate([shrink] * repeats, axis=1) * refs.weighted[...]
-    refs.weighted[...] = jnp.where(begins, 0.0, faded) + product
+    faded = jnp.concatenate([shrink] * (blocks.latent // LANES), axis=1) * refs.weighted[...]
+    refs.weighted[...] = jnp.where(item.is_first, 0.0, faded) + product
 
 
 def write_output(item: Item, refs: Refs, blocks: Blocks, options: AnyOptions) -> None:

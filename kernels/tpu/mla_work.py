@@ -18,6 +18,7 @@ from ..masks import end_key, first_key, skips_keys
 from ..options import AnyOptions
 
 __all__ = [
+    "AHEAD",
     "BUFFERS",
     "FIELDS",
     "ITEMS",
@@ -41,13 +42,16 @@ __all__ = [
 
 Ref = Any
 
-BUFFERS = 3
-"""Blocks of keys in VMEM: while one is computed with, two are under way."""
+BUFFERS = 4
+"""Blocks of keys in VMEM: of one the keys are read, of the one before the values, two are under way. A power of two."""
+
+AHEAD = BUFFERS - 2
+"""How many items before its own the copies of an item are started."""
 
 ITEMS = 8
-"""Items that are remembered: the one before, the current one and `BUFFERS` that follow; a power of two."""
+"""Items that are remembered: the two before, the current one and `AHEAD` + 1 that follow; a power of two."""
 
-SHORT_BLOCKS = (256,)
+SHORT_BLOCKS = (256, 1024)
 """Keys of a block for which there is code of its own: a sequence's last block, and all of a short one's, end early."""
 
 
@@ -106,6 +110,8 @@ class Refs(NamedTuple):
     top: Ref  # f32[rows, 128]: the largest score so far, in every lane
     total: Ref  # f32[rows, 128]: sums of weights, each lane its own columns
     weighted: Ref  # f32[rows, latent]: sums of weighted values
+    scores: Ref  # f32[rows, keys]: of the item before, `NEGATIVE` where a query doesn't read
+    peaks: Ref  # f32[rows, 128]: the largest of them, each lane's own
     numbers: Ref  # i32[1, keys]: where in its block the key of each column stands; 2^30 for one that isn't there
     items: Ref  # i32[ITEMS * FIELDS], SMEM: the items under way, of each its numbers
     out_tokens: Ref  # i32[2], SMEM: tokens under way from each buffer of `out_buffers`
@@ -166,7 +172,8 @@ class Item(NamedTuple):
     @property
     def buffer(self) -> jax.Array:
         """Where its keys lie."""
-        return lax.rem(self.number, BUFFERS)
+        buffer: jax.Array = self.number & (BUFFERS - 1)
+        return buffer
 
     @property
     def is_first(self) -> jax.Array:

@@ -128,7 +128,7 @@ def compile_mla(device: str, page: int) -> Turn:
         aot.shape((NUM_PAGES, page, width), DTYPE),
     ]
     aot.compile_for(device, partial(mla.attend, options=options), *shapes, *lengths(NUM_SEQS, page))
-    blocks = mla.fitting_blocks(shapes[0], shapes[2], lengths(NUM_SEQS, page)[1], mla.BLOCK)
+    blocks = mla.decode_blocks(shapes[0], shapes[2], lengths(NUM_SEQS, page)[1], mla.BLOCK)
     return Turn("mla_decode", blocks.keys, 1, 2 * width, blocks.pages, (), blocks.sizes, 1, MLA_HEADS, MLA_DIMS)
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from kvproof.kernels.layout import CacheLayout
 from kvproof.kernels.options import AttentionOptions, MlaOptions
 from kvproof.kernels.tpu import mla, mla_kernel, mla_work
+from kvproof.kernels.tpu.mla_kernel import clear_dead_keys
 
 from . import aot
 from .interpreting import MODES, Interpreted, Mode, Outcome
@@ -29,7 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
     # Heads, latents and rotary keys that are padded; a window over two blocks and a cap.
     "window": {"heads": 3, "latent": 100, "rotary": 20, "page": 64, "mask": Mask(window=150), "soft_cap": 3.0},
     # Blocks of 384 keys, which are worked on as 256 where no more are live.
-    "sizes": {"heads": 16, "latent": 128, "rotary": 64, "page": 64, "dtype": jnp.bfloat16, "block": 512},
+    "sizes": {"heads": 16, "latent": 128, "rotary": 64, "page": 64, "dtype": jnp.bfloat16, "block": 1024},
 }
 
 
@@ -141,9 +142,18 @@ def test_a_missing_wait_is_found(plant: Callable[[Any, str, Any], None]) -> None
     assert nan_in(outcomes["on_wait"])
 
 
+def test_scores_that_a_shorter_block_left_are_found(plant: Callable[[Any, str, Any], None]) -> None:
+    """ATT-3: a block of 256 keys that is added beside one of 384 has no scores for the rest: they are made dead."""
+    batch = batch_of("sizes", 0, [1, 1, 1, 1, 1], [10, 250, 200, 320, 30])
+    check("sizes", batch, run("sizes", batch, compiled("sizes")))
+    plant(mla_kernel, "clear_dead_keys", lambda item, size, *rest: clear_dead_keys(item, min(size, 256), *rest))
+    outcome = run("sizes", batch, make("sizes", ("eager",)))["eager"]
+    assert np.isnan(outcome.output[:5].astype(np.float32)).any()
+
+
 def test_dead_rows_that_are_read_are_found(plant: Callable[[Any, str, Any], None]) -> None:
     """ATT-3: the tail of a last page is NaN, and shows where nobody clears it."""
-    plant(mla_kernel, "clear_dead_rows", lambda *_: None)
+    plant(mla_kernel, "clear_dead_keys", lambda *_: None)
     assert nan_in(run("bfloat16", example(), make("bfloat16", ("eager",)))["eager"])
 
 
@@ -187,7 +197,8 @@ def test_what_the_kernel_leaves_to_others() -> None:
         (128, 512, (256, 900), jnp.bfloat16, None),
         (128, 512, (256, 2048), jnp.bfloat16, "scalars"),
         (128, 1024, (8, 64), jnp.float32, None),
-        (128, 1536, (8, 64), jnp.float32, "VMEM"),
+        (128, 1536, (8, 64), jnp.float32, None),
+        (128, 2048, (8, 64), jnp.float32, "VMEM"),
     ],
 )
 def test_what_is_too_large_is_left_to_xla_before_a_compiler_refuses_it(
