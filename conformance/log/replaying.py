@@ -1,7 +1,7 @@
 """A log replayed: every recorded result is held to the specification's, and the first wrong step is named and shown."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from .values import FIELDS, digest
 __all__ = [
     *("LogResult", "Replayed", "Run", "WrongStep", "call_line", "compare_answers"),
     *("compare_states", "log_json", "log_lines", "object_name", "recorded_answer", "replay_log"),
-    *("request_line",),
+    *("request_line", "require_decided"),
 ]
 
 
@@ -337,6 +337,27 @@ class Judge:
         return tuple(line() for line in self._lines)
 
 
+def require_decided(reader: LogReader, made: Iterable[Made], number: int) -> None:
+    """Refuses a log that differs where the specification can't know which pages the engine was to evict.
+
+    Args:
+        reader: has read the log.
+        made: the objects that were made.
+        number: how many operations there are up to the difference.
+
+    Raises:
+        LogError: one of the objects evicts by a policy that goes by tokens and a seed that are not in the log.
+    """
+    for one in made:
+        policy = one.arguments.get("eviction", "lru")
+        if policy != "lru" and not (reader.shows_tokens and "hash_seed" in one.arguments):
+            raise LogError(
+                f"{reader.path}: operation {number:,} differs, which decides nothing: the {one.name} evicts by "
+                f"{policy!r}, which goes by the tokens and the keys' seed (EVICT-1), and the log has not both; record "
+                "with show_tokens and options={'hash_seed': ...}, or hold it to level safe"
+            )
+
+
 class Run(Judge):
     """One pass over a log.
 
@@ -388,21 +409,6 @@ class Run(Judge):
                 yield made
             if self.wrong is not None:
                 return
-
-    def require_decided(self) -> None:
-        """Refuses a log that differs where the specification can't know which pages the engine was to evict.
-
-        Raises:
-            LogError: one of its objects evicts by a policy that goes by tokens and a seed that are not in the log.
-        """
-        for made in self.made:
-            policy = made.arguments.get("eviction", "lru")
-            if policy != "lru" and not (self.reader.shows_tokens and "hash_seed" in made.arguments):
-                raise LogError(
-                    f"{self.reader.path}: operation {self.operations:,} differs, which decides nothing: "
-                    f"the {made.name} evicts by {policy!r}, which goes by the tokens and the keys' seed (EVICT-1), "
-                    "and the log has not both; record with show_tokens and options={'hash_seed': ...}"
-                )
 
     def require_operations(self, what: str) -> None:
         """Refuses a log in which nothing was done, when all of it was read: no news of it is good news.
@@ -460,7 +466,7 @@ def replay_log(
     first.require_operations("replayed")
     wrong = None
     if first.wrong is not None and first.last is not None:
-        first.require_decided()
+        require_decided(first.reader, first.made, first.operations)
         difference, shown = first.wrong
         operation, target = first.last, first.last.target if shown is None else shown.target
         again = Run(Path(path), found, ignore, show_tokens, redaction)

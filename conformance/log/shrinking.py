@@ -19,12 +19,12 @@ from ..backends.raising import Interrupted
 from ..calls.judging import Difference
 from ..calls.simplest import thinned
 from ..report.redaction import Redaction
-from .entries import Entry, Grown, NewRequest, Operation, Shown
+from .entries import Entry, Grown, Made, NewRequest, Operation, Shown
 from .format import LogError, row_of
 from .player import Answer, Player, UnplayableError
 from .pruning import pruned
 from .reading import LogReader
-from .replaying import call_line, compare_answers, compare_states, recorded_answer
+from .replaying import call_line, compare_answers, compare_states, recorded_answer, require_decided
 
 __all__ = ["Shrunk", "Try", "shrink"]
 
@@ -204,6 +204,7 @@ def shrink(
         raise LogError(f"{path}: {error}") from error
     if best is None:
         raise LogError(f"{path}: nothing to shrink: its recorded results are right")
+    require_decided(reader, (entry for entry in entries if isinstance(entry, Made)), len(best.played))
     shrinker.wanted = best.difference
     right_after, suspects = shrinker.suspects(best)
     last = best.entries[-1]  # states on the way are those of the whole log: only the one that deviates is kept

@@ -260,6 +260,7 @@ def test_a_recorded_replay_evicts_as_the_specification_does(policy: str, option:
     without.write_text(re.sub(r',"hash_seed":"[0-9a-f]*"', "", log.read_text()))
     with pytest.raises(LogError, match=f"operation .* differs, which decides nothing: .* evicts by '{policy}'"):
         replay_log(without)
+    assert main(["shrink", str(without)]) == 2
 
 
 def test_pages_that_never_come_back_are_seen_without_the_specification() -> None:
