@@ -50,6 +50,17 @@ def pages_past_64_are_others(page_table: Any, _: int) -> Any:
     return seen
 
 
+@seeded(FORESEEN, "ATT-1", "attention", also=("ATT-3",))
+def a_window_hides_the_chunk(fast: ModuleType) -> SimpleNamespace:
+    """Of a window and a chunk only the narrower one counts: keys before the chunk are read where the window is."""
+
+    def attend(*arguments: Any, window: Any = None, chunk: Any = None, **options: Any) -> Any:
+        narrower = isinstance(window, int) and isinstance(chunk, int) and 0 < window < chunk
+        return fast.ragged_paged_attention(*arguments, window=window, chunk=None if narrower else chunk, **options)
+
+    return backend_with(fast, ragged_paged_attention=attend)
+
+
 @seeded(44, "ATT-1", "limits", also=("ATT-2",), setups=("uneven",))
 def blocks_before_the_window_are_nan(fast: ModuleType) -> SimpleNamespace:
     """A block of which a row reads nothing makes it NaN: with a window, past the first block (ejkernel v2)."""

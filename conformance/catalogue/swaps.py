@@ -105,3 +105,23 @@ def waiting_tokens_do_not_count(fast: ModuleType) -> SimpleNamespace:
 def pages_exported_whole(fast: ModuleType, pages: Any, page_ids: Any, num_slots: Any) -> Any:
     """Pages leave the device as they are: with them goes what an earlier tenant left behind the last live slot."""
     return fast.export_pages(pages, page_ids, np.full_like(num_slots, np.iinfo(np.int32).max))
+
+
+@seeded(FORESEEN, "SWAP-2", "soak", by="import_prefix")
+def imported_in_order(
+    fast: ModuleType, manager: Any, request: Any, caches: Any, model: Any, exported: Any
+) -> list[Any] | None:
+    """The first pages of a file are written for those that lack: wrong where a page before them is cached still."""
+
+    def receive_pages(*arguments: Any) -> Any:
+        plan = manager.receive_pages(*arguments)
+        if plan is None:
+            return None
+        starts = np.cumsum([0, *map(len, exported.header["keys"])]).tolist()
+        next_rows = [iter(range(start, starts[-1])) for start in starts]
+        return plan._replace(copies=[copy._replace(host_page=next(next_rows[copy.group_id])) for copy in plan.copies])
+
+    shown = ("page_pool", "kv_cache_groups", "num_kv_cache_groups", "coordinator", "swap_done")
+    planning = SimpleNamespace(receive_pages=receive_pages, **{name: getattr(manager, name) for name in shown})
+    imported: list[Any] | None = fast.import_prefix(planning, request, caches, model, exported)
+    return imported

@@ -22,7 +22,7 @@ from ..console.terminal import visible
 from ..console.writing import require_writable, write_file
 from ..emitting import write_test
 from ..machines import Machine
-from ..report.coverage import coverage_json, coverage_lines, coverage_of
+from ..report.coverage import coverage_json, coverage_lines, coverage_of, pair_lines, pairs_of
 from ..report.document import as_json
 from ..report.junit import junit_xml
 from ..report.redacting import redacted
@@ -216,15 +216,18 @@ def _tell(options: Options, report: Report, backend: Backend, console: Console) 
     console.print()
     again = None if given.profile == "deep" else lambda machine: options.command(machine, report.seed)
     print_report(report, console, xfails, given.full, again)
-    covered = coverage_of(report, backend)
-    for line in ["", *coverage_lines(covered)] if given.coverage else ():
+    covered, pairs = coverage_of(report, backend), pairs_of(report)
+    for line in ["", *coverage_lines(covered), *pair_lines(pairs)] if given.coverage else ():
         console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
     if given.xfails_update:
         write_file(given.xfails, xfails.updated(report))
     else:
         for line in xfails.stale(report):
             print(f"kvproof check: {visible(line)}", file=sys.stderr)
-    write_file(given.json, json.dumps(as_json(report, xfails) | {"coverage": coverage_json(covered)}, indent=1) + "\n")
+    write_file(
+        given.json,
+        json.dumps(as_json(report, xfails) | {"coverage": coverage_json(covered) | {"pairs": pairs}}, indent=1) + "\n",
+    )
     write_file(given.junit, junit_xml(report, xfails))
     if given.emit is not None and report.deviates:
         try:

@@ -10,6 +10,7 @@ from ..backends.levels import LEVELS
 from ..calls.deviation import SpecificationError, attempt
 from .arrays import SLIGHT, Array, Near, shape_and_type, worst
 from .base import Nothing, Side
+from .binding import bound_together
 from .cache import CacheMachine
 from .draws import Drawing
 from .properties import operation, start, step
@@ -18,14 +19,16 @@ from .ragged import (
     COMMON,
     LATENT,
     LIMITS,
-    MOST_OPTIONS,
+    MASKS,
     NARROW,
     OPTIONS,
     SETUPS,
+    WIDE_WINDOW,
     Batch,
     Setup,
     draw_batch,
     name_with,
+    shared_out,
 )
 
 __all__ = ["Attention", "Latents", "Limits", "RaggedMachine"]
@@ -214,6 +217,15 @@ _SIMPLE = ("plain", "rows")
 """The setups whose calls are made with one fault, the first that the backend takes."""
 
 
+_BESIDE_A_WIDE_WINDOW = 8
+"""The place of the option that `shared_out` puts beside the first one in the second setup with both masks only.
+
+There the window is wider than the chunks and binds nowhere."""
+
+_NO_MASK = "v_head_dim"
+"""What stands at that place: an option that is a shape, which binds always or never."""
+
+
 class RaggedMachine(AttentionFaults):
     """Calls stand alone: each makes its own cache, that of a batch, and the backend may keep nothing.
 
@@ -273,6 +285,19 @@ class RaggedMachine(AttentionFaults):
             shape_and_type,
         )
         self.judge(batch, both.spec, both.backend, arguments[-5])
+        if self.options:
+            self.note_bound(batch, arguments, both.spec)
+
+    def note_bound(self, batch: Batch, arguments: list[Any], result: Any) -> None:
+        """Counts, once in a run, each two options that both change what is right."""
+        right = np.asarray(result).astype(np.float64)
+        tolerance = self.tolerance(batch, right, arguments[-5])
+
+        def attend(keywords: dict[str, Any]) -> Any:
+            return self.attended(self.spec, batch, arguments, keywords)
+
+        known, keywords = self.session.drawn.keys(), batch.keywords()
+        self.session.note_drawn(bound_together(batch.kind, known, keywords, right, tolerance, attend))
 
     def takes_options(self, options: Sequence[str], function: str = "") -> bool:
         """Whether the backend takes some options together, in the function that attends or in another."""
@@ -286,17 +311,27 @@ class RaggedMachine(AttentionFaults):
         return name_with(self.base, data.one_of(self.shares(data)))
 
     def shares(self, data: Drawing) -> list[list[str]]:
-        """All options, shared out in an order that is drawn once in a run: one by itself, the others by a few.
+        """Options for a few programs, shared out in an order that is drawn once in a run; see `shared_out`.
 
-        So each is in one program of every run, whatever other options the backend lacks.
+        Any two that the backend takes together are in one program of every run; what it does not is split.
         """
-        order = list(self.session.one_of_few("options", tuple(data.draw(st.permutations(self.options))), 1))
-        shares = [order[:1]]
-        for option in order[1:]:
-            if len(shares) > 1 and len(shares[-1]) < MOST_OPTIONS and self.takes_options([*shares[-1], option]):
-                shares[-1].append(option)
-            else:
-                shares.append([option])
+        masks = [mask for mask in MASKS if mask in self.options]
+        others = [option for option in self.options if option not in (*masks, _NO_MASK)]
+        order = masks + list(self.session.one_of_few("options", tuple(data.draw(st.permutations(others))), 1))
+        if _NO_MASK in self.options:
+            order.insert(_BESIDE_A_WIDE_WINDOW, _NO_MASK)
+        shares: list[list[str]] = []
+        for program in shared_out(order):
+            parts: list[list[str]] = [[]]
+            for option in program:
+                if not parts[-1] or self.takes_options([*parts[-1], option]):
+                    parts[-1].append(option)
+                else:
+                    parts.append([option])
+            shares += [part for part in parts if part not in shares]
+        both = [place for place, share in enumerate(shares) if set(share).issuperset(MASKS)]
+        for place in both[1:2]:
+            shares[place] = [WIDE_WINDOW if option == MASKS[0] else option for option in shares[place]]
         return shares
 
     def function(self, batch: Batch) -> str:

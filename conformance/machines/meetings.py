@@ -22,6 +22,10 @@ FEATURES = {
     "swap": "a request that goes to host memory and comes back",
     "restore": "a manager that is made from a snapshot",
     "events": "events that are taken in batches",
+    "export": "a prefix that is exported",
+    "import": "pages that come from elsewhere",
+    "together": "prompts of one step, each looked up before any of them is given slots",
+    "shards": "requests that are placed on one of several shards",
 }
 """What of a manager can meet, with what each is."""
 
@@ -34,8 +38,13 @@ def pair(one: str, other: str) -> str:
     return "met: " + " + ".join(sorted((one, other), key=list(FEATURES).index))
 
 
-PAIRS = tuple(pair(*both) for both in combinations(FEATURES, 2))
-"""Every two features."""
+_OF_ONE_MANAGER = ("batch", "pin", "priority", "restore", "events", "export", "import")
+"""What a manager of several shards does not have: it has no such methods."""
+
+PAIRS = tuple(
+    pair(one, other) for one, other in combinations(FEATURES, 2) if other != "shards" or one not in _OF_ONE_MANAGER
+)
+"""Every two features that can meet."""
 
 
 class Meetings:

@@ -4,10 +4,10 @@ A batch is told in a line, from which its arrays are made again: ``Batch(...).ar
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, product
-from math import frexp
+from itertools import combinations
+from math import comb, frexp
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,8 @@ from .layouts import LatentLayout, Layout
 
 __all__ = [
     *("BASES", "COMMON", "GPU_INTERPRETED", "INTERPRETED", "LATENT", "LIMITS"),
-    *("MOST_OPTIONS", "NARROW", "OPTIONS", "SETUPS", "Batch", "Setup"),
-    *("draw_batch", "name_with"),
+    *("MASKS", "NARROW", "OPTIONS", "SETUPS", "WIDE_WINDOW", "Batch", "Setup"),
+    *("draw_batch", "name_with", "shared_out"),
 ]
 
 
@@ -198,6 +198,8 @@ _VALUES: dict[str, Any] = {
     "causal": False,
 }
 
+_WIDE = 9
+
 _OF_LATENTS = ("window", "soft_cap", "causal")
 """The options that attention over latents has, beside the scale, which it must be given."""
 
@@ -230,8 +232,14 @@ BASES = {
 }
 """Setups with no options but those that a call must have; some are added to them."""
 
-MOST_OPTIONS = 3
-"""The most options that are added to one of these."""
+MASKS = ("window", "chunk")
+"""The options that leave out keys which came long before; in which order they bind depends on which is narrower."""
+
+WIDE_WINDOW = "wide window"
+"""A window that is wider than the chunks, added in the place of the other."""
+
+_MOST_OPTIONS = 6
+"""The most options that are added to one of these; see `shared_out`."""
 
 
 def name_with(base: str, options: Iterable[str]) -> str:
@@ -239,16 +247,34 @@ def name_with(base: str, options: Iterable[str]) -> str:
     return f"{base} with {', '.join(sorted(options))}"
 
 
+def shared_out(options: Sequence[str]) -> list[list[str]]:
+    """Options shared out among a few setups, so that any two are together in one of them, and each is in one alone.
+
+    Each option is in most of the setups, no two options in the same ones: what is in most of them overlaps, as
+    majorities do. The first two options are together in two setups where there are five.
+    """
+    count = next(odd for odd in range(1, 2 * len(options) + 2, 2) if comb(odd, odd // 2 + 1) >= len(options))
+    setups: list[list[str]] = [[] for _ in range(count)]
+    for option, majority in zip(options, combinations(range(count), count // 2 + 1), strict=False):
+        for place in majority:
+            setups[place].append(option)
+    return [setup for setup in setups if setup]
+
+
 def _with_options() -> dict[str, Setup]:
-    """Every setup of `BASES` with up to `MOST_OPTIONS` options, by its name."""
-    made = {}
-    for base, count in product(BASES, range(1, MOST_OPTIONS + 1)):
-        known = _OF_LATENTS if BASES[base].is_latent else OPTIONS
-        for chosen in combinations(known, count):
-            setup = BASES[base]
-            for option in chosen:
-                setup = OPTIONS[option](setup)
-            made[name_with(base, chosen)] = setup
+    """Every setup of `BASES` with up to `_MOST_OPTIONS` options, by its name."""
+    made: dict[str, Setup] = {}
+    for base, plain in BASES.items():
+        known = _OF_LATENTS if plain.is_latent else tuple(OPTIONS)
+        setups: dict[tuple[str, ...], Setup] = {(): plain}
+        for option in known:
+            fewer = [(chosen, setup) for chosen, setup in setups.items() if len(chosen) < _MOST_OPTIONS]
+            setups |= {(*chosen, option): OPTIONS[option](setup) for chosen, setup in fewer}
+        made |= {name_with(base, chosen): setup for chosen, setup in setups.items() if chosen}
+        for chosen, setup in setups.items():
+            if set(chosen).issuperset(MASKS):
+                others = [option for option in chosen if option != MASKS[0]]
+                made[name_with(base, [*others, WIDE_WINDOW])] = _with_option(MASKS[0], _WIDE, setup)
     return made
 
 

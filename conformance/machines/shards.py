@@ -19,7 +19,7 @@ from .properties import operation, start, step
 from .swap import SwapSteps
 from .worlds import World, worlds
 
-__all__ = ["Shards"]
+__all__ = ["Shards", "of_every_shard"]
 
 _OPTIONS: tuple[dict[str, Any], ...] = (
     {},
@@ -78,14 +78,14 @@ class Shards(SwapSteps):
                 blame=self.blame_pages,
                 also=("MAN-2", "MAN-8", *self.of_states),
             ),
-            *(_of_all(shows) for shows in pool_fields("hash_seed" in self.options, weak=False, lacks=lacks)),
+            *(of_every_shard(shows) for shows in pool_fields("hash_seed" in self.options, weak=False, lacks=lacks)),
             Field.of("usage of the manager"),
             Field("check() of the manager", "POOL-12", lambda side: side.manager.check(), inner=True),
         ]
 
     def free_host_pages(self) -> Field:
         """See `SwapSteps.free_host_pages`: of every shard."""
-        return _of_all(super().free_host_pages())
+        return of_every_shard(super().free_host_pages())
 
     def shard_of(self, name: str) -> int:
         """See `SwapSteps.shard_of`."""
@@ -197,7 +197,7 @@ def _shards(pages: Any) -> set[int]:
     return {page // MOST_PAGES for group in pages for page in group if isinstance(page, int) and page}
 
 
-def _of_all(shows: Field) -> Field:
+def of_every_shard(shows: Field) -> Field:
     """A field that shows of all shards what another one shows of a pool."""
 
     def agree(expected: Any, observed: Any) -> bool:

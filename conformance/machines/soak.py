@@ -10,22 +10,23 @@ Every operation takes a few plain numbers and finds out the rest when it is made
 comes next of them. So what is left of a life when most of it is left out still makes sense.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from kvproof.spec.declarations import CacheSalt, EngineRequestStatus, ExtraKey, Request
+from kvproof.spec.declarations import CacheSalt, ExtraKey, Request
 
 from ..calls.deviation import Deviation, TracedStep
 from ..calls.kinds import numbers_of
-from ..calls.manager import event
+from ..calls.manager import MANAGER, event
 from .base import Both, Nothing, Side
 from .pool_state import order_clause
 from .properties import operation
 from .session import EnoughError
-from .soak_base import Served, SoakBase, hit_of, page_ids_of
+from .soak_base import Served, hit_of, page_ids_of
 from .soak_lives import STEM, Life
+from .soak_moves import SoakMoves
 
 __all__ = ["SMALL_LIVES", "Soak"]
 
@@ -48,7 +49,7 @@ def _ranges(parts: Sequence[Sequence[int]]) -> str:
     return ", ".join(f"*range({first}, {first + count})" for first, count in parts if count)
 
 
-class Soak(SoakBase):
+class Soak(SoakMoves):
     """Managers with tables, pins, priorities, host memory and events, whatever of it the backend has."""
 
     name = "soak"
@@ -56,10 +57,7 @@ class Soak(SoakBase):
     @classmethod
     def walk(cls, seed: int, lives: int) -> None:
         """Lives some lives, bound to a session, which keeps what is found: this is how the machine searches."""
-        most = round(_CALLS_A_STEP * cls.num_steps * max(cls.session.effort, 1.0))
-        small = range(lives, lives * (1 + SMALL_LIVES))
-        for number in (*small, *range(lives)):
-            life = Life(seed, number, most, is_small=number in small)
+        for life in cls.lives(seed, lives):
             soak = cls()
             try:
                 soak.live(life)
@@ -72,9 +70,23 @@ class Soak(SoakBase):
                 cls.session.note_drawn(soak.met.names())
                 soak.teardown()
 
+    @classmethod
+    def lives(cls, seed: int, count: int) -> Iterator[Life]:
+        """The lives of a run: those in small worlds first, which take less long.
+
+        Args:
+            seed: the seed of the run.
+            count: the number of lives in large worlds.
+        """
+        most = round(_CALLS_A_STEP * cls.num_steps * max(cls.session.effort, 1.0))
+        small = range(count, count * (1 + SMALL_LIVES))
+        for number in (*small, *range(count)):
+            yield Life(seed, number, most, is_small=number in small)
+
     def live(self, life: Life) -> None:
         """Lives a life to its end: until it has had all of its calls, or has touched as many pages as it may."""
-        self.repeat_step(TracedStep("construct", {"world": life.world, "rows": life.rows}))
+        shards = {"shards": life.shards} if life.shards else {}
+        self.repeat_step(TracedStep("construct", {"world": life.world, "rows": life.rows, **shards}))
         left = life.work
         for _ in range(life.length):
             name, arguments = life.next(self)
@@ -145,7 +157,7 @@ class Soak(SoakBase):
             if pages is None:
                 del self.cases[request.request_id]
             else:
-                self._grant(request.request_id, request.num_tokens)
+                self.granted(request.request_id, request.num_tokens)
 
     @operation
     def look_up(self, name: str) -> Both:
@@ -193,6 +205,25 @@ class Soak(SoakBase):
         self._allocate(name, start, min(new or left, left), found, lookahead, delay)
 
     @operation
+    def together(self, names: list[str], new: int, delay: bool) -> None:
+        """Waiting requests are admitted in one step: all are looked up before the first of them is given slots.
+
+        Args:
+            names: the requests, in the order in which they are given slots.
+            new: tokens for each, or all (0).
+            delay: whether pages are published late.
+        """
+        waiting = [name for name in names if (case := self.cases.get(name)) and not case.live and not case.flights]
+        if len(waiting) < 2:
+            raise Nothing
+        found = {name: self.look_up(name) for name in waiting}
+        for place, name in enumerate(waiting):
+            request, start = self.cases[name].request, found[name].spec[1]
+            request.num_computed_tokens = 0
+            left = request.num_tokens - start
+            self._allocate(name, start, min(new or left, left), found[name], 0, delay, *(["together"] if place else []))
+
+    @operation
     def go_on(self, name: str, new: int, lookahead: int, delay: bool) -> None:
         """A live request goes on: with what is left of its prompt, with tokens that it just got, or with drafts."""
         case = self.case_of(name, live=True)
@@ -227,29 +258,7 @@ class Soak(SoakBase):
         words = [*(["lookahead"] if lookahead else []), *(["delay"] if delay else []), *(["hit"] if start else [])]
         line = f"manager.allocate_slots({name}, {new}{hits}{shown}){at}"
         if self.made("allocate_slots", line, act, page_ids_of, *words, *features).spec is not None:
-            self._grant(name, start + new)
-
-    def _grant(self, name: str, given: int) -> None:
-        """Notes that a request was given slots; the tables hear of its pages."""
-        case = self.cases[name]
-        self.known[name] = case.request
-        case.given = given
-        if not case.live:
-            case.live = True
-            case.request.status = EngineRequestStatus.RUNNING
-            taken = {other.row for other in self.cases.values()}
-            case.row = next((row for row in range(self.rows) if row not in taken), -1)
-            for side in (self.spec, self.backend) if case.row >= 0 else ():
-                side.tables.add_row(side.manager.get_page_ids(name), case.row)
-        elif case.row >= 0:
-            for side in (self.spec, self.backend):
-                self.append(side, name)
-
-    def append(self, side: Side, name: str) -> None:
-        """Appends the pages to a request's row that it lacks."""
-        row, pages = self.cases[name].row, side.manager.get_page_ids(name)
-        named = [int(table.num_pages_per_row[row]) for table in side.tables.page_tables]
-        side.tables.append_row([held[count:] for held, count in zip(pages, named, strict=True)], row)
+            self.granted(name, start + new)
 
     def _grow(self, name: str, count: int) -> str:
         """Appends tokens to a request; returns how a report shows it."""
@@ -301,7 +310,9 @@ class Soak(SoakBase):
         of = f"the {len(names)} first" if len(names) > 3 else ", ".join(names)
         shown = ", tables=tables, rows=<theirs>" if tabled else ""
         line = f"manager.allocate_slots_batch(<slots of {of}>, <computed>, {_brief(news)}, {lookahead}"
-        words = ["batch", *(["lookahead"] if lookahead else []), *(["delay"] if delay else [])]
+        rewinds = any(self.cases[name].given > computed for name, computed in zip(names, computeds, strict=True))
+        known = {"lookahead": lookahead, "delay": delay, "rewind": rewinds}
+        words = ["batch", *(word for word, is_so in known.items() if is_so)]
         before, self.hurrying = self.hurrying, self.hurrying or bool(mirrored)
         try:
             batch = self.made(
@@ -339,7 +350,11 @@ class Soak(SoakBase):
     def count_common(self, name: str) -> None:
         """Counts the pages that all live requests share."""
         self.case_of(name, live=True)
-        self.asked("get_num_common_prefix_pages", request=name, num_scheduled_requests=len(self.running()))
+        running = self.running()
+        if self.shards:
+            shard_of = self.spec.manager.shard_of
+            running = [other for other in running if shard_of(other) == shard_of(name)]
+        self.asked("get_num_common_prefix_pages", request=name, num_scheduled_requests=len(running))
 
     # -- Requests go ----------------------------------------------------------------------------------------
 
@@ -352,16 +367,7 @@ class Soak(SoakBase):
         written = None if unwritten is None or not case.live else max(case.given - unwritten, 0)
         more: dict[str, Any] = {} if written is None else {"num_written": written}
         self.asked("free", "withdraw" if more else "free", request=name, **more)
-        self._gone(name)
-
-    def _gone(self, name: str) -> None:
-        case = self.cases[name]
-        for side in (self.spec, self.backend) if case.row >= 0 else ():
-            side.tables.clear_row(case.row)
-        case.live, case.given, case.row = False, 0, -1
-        case.flights = []
-        case.request.status = EngineRequestStatus.WAITING
-        case.request.num_computed_tokens = 0
+        self.gone(name)
 
     @operation
     def go_many(self, count: int, last: bool) -> None:
@@ -378,7 +384,7 @@ class Soak(SoakBase):
             *(lambda side: [list(side.manager.free(request) or ()) for request in requests], lambda held, _: held),
         )
         for name in names:
-            self._gone(name)
+            self.gone(name)
             del self.cases[name]
 
     # -- What is cached -------------------------------------------------------------------------------------
@@ -387,11 +393,17 @@ class Soak(SoakBase):
     def evict(self, first: int, count: int) -> None:
         """Drops the hashes of some consecutive pages."""
         pages = [page for page in range(first, first + count) if page < self.world.num_pages]
-        self.made(
-            *("evict_pages", f"manager.page_pool.evict_pages(range({first}, {first + len(pages)}))"),
-            *(lambda side: side.pool.evict_pages(pages), lambda *_: None),
+        number, row = first % (self.shards or 1), MANAGER["evict_pages"]
+        of = f"manager.shards[{number}]" if self.shards else "manager"
+        self.session.note_drawn([f"{MANAGER.name}.{row.name}"])
+        self.call(
+            f"{of}.page_pool.evict_pages(range({first}, {first + len(pages)}))",
+            lambda side: side.shards[number].pool.evict_pages(pages),
+            row.clause,
+            lambda *_: None,
+            row.charges_by_field,
         )
-        self.met.note(["evict"], len(self._trace))
+        self.met.note(["evict", *(["shards"] if self.shards else [])], len(self._trace))
 
     @operation
     def reset(self) -> None:
@@ -403,17 +415,20 @@ class Soak(SoakBase):
     @operation
     def drain(self) -> None:
         """Takes every free page, some one by one, and gives them back: in the order in which they were to be taken."""
-        free = int(self.spec.pool.get_num_free_pages())
-        alone = min(free, _ALONE)
+        for number, free in enumerate(self.num_free(self.spec)):
+            self._drain(number, free, min(free, _ALONE))
 
+    def _drain(self, number: int, free: int, alone: int) -> None:
         def act(side: Side) -> list[int]:
-            taken = [page for _ in range(alone) for page in side.pool.get_new_pages(1)]
-            taken += side.pool.get_new_pages(free - alone)
-            side.pool.free_pages(taken)
+            pool = side.shards[number].pool
+            taken = [page for _ in range(alone) for page in pool.get_new_pages(1)]
+            taken += pool.get_new_pages(free - alone)
+            pool.free_pages(taken)
             return [int(page.page_id) for page in taken]
 
         line = f"pool.free_pages(<{alone} pages taken one by one> + pool.get_new_pages({free - alone}))"
-        self.call(line, act, order_clause(self.options))
+        of = f"  # of shard {number}" if self.shards else ""
+        self.call(f"{line}{of}", act, order_clause(self.options))
 
     @operation
     def pin(self, name: str, tokens: int | None) -> None:
@@ -422,12 +437,14 @@ class Soak(SoakBase):
         def normal(pin: Any, side: Side) -> object:
             return pin and (int(pin.pin_id), int(pin.num_tokens), page_ids_of(pin.pages, side))
 
-        self.asked("pin_prefix", "pin", normal=normal, request=name, num_tokens=tokens)
+        pinned = self.asked("pin_prefix", "pin", normal=normal, request=name, num_tokens=tokens)
+        self.pins |= {int(pinned.spec.pin_id)} if pinned.spec else set()
 
     @operation
     def unpin(self, pin: int) -> None:
         """Gives a pin up; one that there is not is refused."""
         self.asked("unpin_prefix", pin_id=pin)
+        self.pins.discard(pin)
 
     @operation
     def rank(self, name: str, priority: int, expires_at: float | None) -> None:
@@ -454,68 +471,12 @@ class Soak(SoakBase):
         """Time goes on; what ends then has no priority any more. It is refused where it would go back."""
         self.asked("advance_time", now=now)
 
-    # -- Requests move --------------------------------------------------------------------------------------
-
-    @operation
-    def swap_out(self, name: str) -> None:
-        """A live request goes to host memory."""
-        case = self.case_of(name, live=True)
-        case.request.num_computed_tokens = min(case.given, case.request.num_tokens)
-        plan = self.asked("swap_out", "swap", request=name)
-        if plan.spec is not None:
-            given = case.request.num_computed_tokens
-            self._gone(name)
-            case.given, case.flights, case.request.num_computed_tokens = given, [int(plan.spec.swap_id)], given
-
-    @operation
-    def swap_in(self, name: str) -> None:
-        """A request comes back from host memory."""
-        case = self.case_of(name)
-        if case.flights != [-1]:
-            raise Nothing
-        plan = self.asked("swap_in", "swap", request=name)
-        if plan.spec is not None:
-            case.flights = [int(plan.spec.swap_id), -2]
-
-    @operation
-    def fence(self, flight: int) -> None:
-        """Copies have ended."""
-        done = self.asked("swap_done", swap_id=flight)
-        name = next((name for name, case in self.cases.items() if flight in case.flights), None)
-        if name is None or done.refused:
-            return
-        case = self.cases[name]
-        back, case.flights = -2 in case.flights, []
-        if back:
-            self._grant(name, case.given)
-        else:
-            case.flights = [-1]
-
-    @operation
-    def restore(self) -> None:
-        """The backend goes on from its own snapshot; the specification as it was."""
-        if any(case.flights for case in self.cases.values()) or not self.offers("manager", "snapshot"):
-            raise Nothing
-        requests = list(self.known.values())
-
-        def act(side: Side) -> Any:
-            if side is self.spec:
-                return True
-            manager = side.names.get("CacheManager").restore(side.manager.snapshot(), requests)
-            told = {name: value for name, value in vars(side).items() if name in ("told", "follower")}
-            pages = {int(page.page_id): page for page in manager.page_pool.pages}
-            side.put({"manager": manager, "pool": manager.page_pool, "pages": pages, **told})
-            return True
-
-        self.made(
-            *("snapshot", "manager = CacheManager.restore(manager.snapshot(), requests)", act),
-            *(lambda *_: None, "restore"),
-        )
-
     @operation
     def take_copies(self) -> None:
         """The copies of states that are to be run before the step."""
-        self.asked("take_page_copies")
+        given: list[dict[str, Any]] = [{"shard": number} for number in range(self.shards)]
+        for of_shard in given or [{}]:
+            self.asked("take_page_copies", **of_shard)
 
     @operation
     def take_events(self) -> None:

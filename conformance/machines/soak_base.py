@@ -1,24 +1,26 @@
 """What the soak stands on: managers with all that they have, what is known of requests, and how states are compared."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
-from kvproof.spec.declarations import Request
+from kvproof.spec.declarations import EngineRequestStatus, Request
 
 from ..backends.loading import Backend
 from ..calls.datum import Call
 from ..calls.kinds import numbers_of
-from ..calls.manager import MANAGER
-from ..calls.method import bound
+from ..calls.manager import MANAGER, SHARDS
+from ..calls.method import Table, bound
 from ..calls.readings import page_views
 from .base import Both, Charge, Field, Machine, Nothing, Side
 from .meetings import Meetings
 from .pool_state import event_fields, follow, order_clause, pin_fields, pool_fields, pool_options, whole_fields
 from .properties import start
 from .session import TracedStep
+from .shards import of_every_shard
 from .soak_lives import MOST_CALLS, STEPS, WORK
 from .worlds import World
 
@@ -52,7 +54,8 @@ class Served:
         live: whether it was given slots and not yet freed.
         given: tokens up to which it was given slots, look-ahead left out.
         row: its row in the tables; -1 if it has none.
-        flights: the plan whose copies are under way, and -2 if it is on its way back; -1 if it is in host memory.
+        flights: the plan whose copies are under way, and -2 if it is on its way back or -3 if its pages come from
+            elsewhere; -1 if it is in host memory.
     """
 
     request: Request
@@ -63,9 +66,20 @@ class Served:
     flights: list[int] = field(default_factory=list)
 
 
-def page_ids_of(pages: Any, _: Side) -> object:
-    """The pages that a call returned by their ids, group by group."""
-    return None if pages is None else [list(map(int, group)) for group in pages.get_page_ids()]
+def page_ids_of(pages: Any, side: Side) -> object:
+    """The pages that a call returned by their ids, group by group; of shards behind the number of theirs."""
+    if pages is None:
+        return None
+    ids = [list(map(int, group)) for group in pages.get_page_ids()]
+    return ids if len(side.shards) == 1 else (_shard_of(pages, side), ids)
+
+
+def _shard_of(pages: Any, side: Side) -> int | None:
+    """The number of the shard that pages belong to; None if all are null pages."""
+    page = next((page for group in pages.pages for page in group if page.page_id), None)
+    if page is None:
+        return None
+    return next(number for number, shard in enumerate(side.shards) if shard.pages[int(page.page_id)] == page)
 
 
 def hit_of(found: Any, side: Side) -> object:
@@ -73,14 +87,31 @@ def hit_of(found: Any, side: Side) -> object:
     return page_ids_of(found[0], side), int(found[1])
 
 
+def _parts_of(manager: Any) -> dict[str, Any]:
+    """A manager, or that of a shard, with its pool and its pages."""
+    pool = manager.page_pool
+    return {"manager": manager, "pool": pool, "pages": page_views(pool)}
+
+
+def _blame(clause: str, expected: Any, observed: Any) -> str:
+    """The clause of wrong pages: those of the wrong shard are POOL-12's."""
+    while isinstance(expected, tuple) and isinstance(observed, tuple):
+        expected, observed = expected[0], observed[0]
+    return "POOL-12" if isinstance(expected, int) and isinstance(observed, int) and expected != observed else clause
+
+
 class SoakBase(Machine):
     """Managers with tables, pins, priorities, host memory and events, whatever of it the backend has.
 
-    A side has ``manager``, its ``pool``, ``pages`` by id, and ``tables`` of all groups, a row for each live request.
+    A side has ``manager``, ``tables`` of all groups with a row for each live request, and ``shards``: of each its
+    ``manager``, ``pool``, and ``pages`` by id. A manager without shards is its only one.
 
     Attributes:
+        shards: the number of the manager's shards; 0 for a manager without.
+        table: the table of its methods.
         cases: the requests by id; those that went for good are not among them.
         known: the requests that the managers know, whose keys a snapshot names.
+        pins: the ids of the pins that are held.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("CacheManager", "CachePages", "MultiGroupPageTable")
@@ -88,14 +119,16 @@ class SoakBase(Machine):
     always = frozenset(
         {"R1", "POOL-1", "POOL-2", "POOL-3", "POOL-5", "POOL-7", "POOL-8", "POOL-9", "POOL-10", "POOL-11", "EVICT-1"}
         | {"HASH-1", "HASH-2", "HASH-3", "MAN-1", "MAN-2", "MAN-3", "MAN-4", "MAN-5", "MAN-8", "MAN-10", "MAN-11"}
-        | {"MAN-12", "MAN-13", "MAN-14", "PIN-1", "PIN-2", "RET-2", "SWAP-1", "TAB-1", "TAB-4"}
+        | {"MAN-12", "MAN-13", "MAN-14", "PIN-1", "PIN-2", "RET-2", "SWAP-1", "SWAP-2", "TAB-1", "TAB-4", "POOL-12"}
     )
     capability = "groups"
 
     def __init__(self) -> None:
         super().__init__()
+        self.shards = 0
         self.cases: dict[str, Served] = {}
         self.known: dict[str, Request] = {}
+        self.pins: set[int] = set()
         self.met = Meetings()
         self._looked = 0
         self._unseen = 0
@@ -110,10 +143,23 @@ class SoakBase(Machine):
         """See `Machine.missing`: everything is compared by what the pool shows of its queue."""
         return super().missing(backend) or [f"capability {lack}" for lack in ("queue", "keys") if lack in backend.lacks]
 
-    @start(world=st.nothing(), rows=st.nothing())
-    def construct(self, world: World, rows: int) -> None:
-        """A manager with many pages, and tables with many rows."""
+    @property
+    def table(self) -> Table:
+        """The methods of the manager."""
+        return SHARDS if self.shards else MANAGER
+
+    def offers(self, thing: str, method: str) -> bool:
+        """See `Machine.offers`: a manager of shards lacks some methods, which is no lack of the backend's."""
+        if thing == "manager" and method not in self.table.by_name:
+            return False
+        return super().offers(thing, method)
+
+    @start(world=st.nothing(), rows=st.nothing(), shards=st.nothing())
+    def construct(self, world: World, rows: int, shards: int = 0) -> None:
+        """A manager with many pages, or one of a few shards, and tables with many rows."""
         world = world.within(self.backend.names)
+        if shards > 1 and not self.lacks("shards") and self.offered("ShardedCacheManager"):
+            self.shards = shards
         wanted = {"hash_seed": b"kvproof", **world.options}
         for option, lack in (
             ("enable_events", "events"),
@@ -124,16 +170,20 @@ class SoakBase(Machine):
                 wanted.pop(option, None)
         if self.lacks("pins"):
             wanted = {name: value for name, value in wanted.items() if "pinned" not in name}
-        self.options = pool_options((self.spec.names, self.backend.names), "CacheManager", wanted)
+        made = "ShardedCacheManager" if self.shards else "CacheManager"
+        self.options = pool_options((self.spec.names, self.backend.names), made, wanted)
         self.world, self.rows = world, rows
         shown = "".join(f", {name}={value!r}" for name, value in self.options.items())
         eagle = ", use_eagle=True" if world.use_eagle else ""
         groups = ", ".join(map(str, world.groups))
-        line = f"CacheManager({world.num_pages}, [{groups}], max_model_len={world.max_model_len}{eagle}{shown})"
+        first = f"{self.shards}, " if self.shards else ""
+        line = f"{made}({first}{world.num_pages}, [{groups}], max_model_len={world.max_model_len}{eagle}{shown})"
         self.build(f"manager = {line}", "MAN-2", self._parts)
+        of_pools = pool_fields(True, weak=False, order=order_clause(self.options))
         fields = [
+            *(self._fields_of_shards() if self.shards else ()),
             Field("pages of requests", "MAN-2", self._pages),
-            *pool_fields(True, weak=False, order=order_clause(self.options)),
+            *(map(of_every_shard, of_pools) if self.shards else of_pools),
             Field(
                 "table rows", "TAB-1", lambda side: [numbers_of(t.get_cpu_tensor()) for t in side.tables.page_tables]
             ),
@@ -147,15 +197,25 @@ class SoakBase(Machine):
         world, names = self.world, side.names
         groups = [group.declared(n, names, self.spec.names) for n, group in enumerate(world.groups)]
         flags = (True, True) if world.use_eagle else (True,)
-        manager = names.get("CacheManager")(world.num_pages, groups, world.max_model_len, *flags, **self.options)
+        made, first = ("ShardedCacheManager", (self.shards,)) if self.shards else ("CacheManager", ())
+        manager = names.get(made)(*first, world.num_pages, groups, world.max_model_len, *flags, **self.options)
         sizes = [group.page_size for group in world.groups]
         tables = names.get("MultiGroupPageTable")(self.rows, world.max_model_len, 8, sizes)
         return self._of(side, manager) | {"tables": tables}
 
     def _of(self, side: Side, manager: Any) -> dict[str, Any]:
-        pool = manager.page_pool
-        made = {"manager": manager, "pool": pool, "pages": page_views(pool)}
-        return made | (follow(side) if "enable_events" in self.options else {})
+        if self.shards:
+            shards = [Side(side.names) for _ in range(self.shards)]
+            for shard, own in zip(shards, manager.shards, strict=True):
+                shard.put(_parts_of(own))
+            return {"manager": manager, "shards": shards, "pool": shards[0].pool}
+        return _parts_of(manager) | {"shards": [side]} | (follow(side) if "enable_events" in self.options else {})
+
+    def _fields_of_shards(self) -> tuple[Field, ...]:
+        return (
+            Field.of("shards of requests", self.cases),
+            Field("check() of the manager", "POOL-12", lambda side: side.manager.check(), inner=True),
+        )
 
     def _pages(self, side: Any) -> dict[str, list[list[int]]]:
         return {name: [list(map(int, group)) for group in side.manager.get_page_ids(name)] for name in self.cases}
@@ -180,9 +240,48 @@ class SoakBase(Machine):
 
     def has(self, method: str) -> bool:
         """Whether the backend's manager has a method, and this one was made for it."""
-        row = MANAGER[method]
-        wanted = {"pins": "max_pinned_pages", "swap": "num_host_pages"}.get(row.capability)
+        if method not in self.table.by_name:
+            return False
+        wanted = {"pins": "max_pinned_pages", "swap": "num_host_pages"}.get(self.table[method].capability)
         return (wanted is None or wanted in self.options) and self.offers("manager", method)
+
+    def num_free(self, side: Side) -> list[int]:
+        """The number of free pages of each shard."""
+        return [int(shard.pool.get_num_free_pages()) for shard in side.shards]
+
+    # -- What becomes of requests ---------------------------------------------------------------------------
+
+    def granted(self, name: str, given: int) -> None:
+        """Notes that a request was given slots up to some token; the tables hear of its pages."""
+        case = self.cases[name]
+        self.known[name] = case.request
+        case.given = given
+        if not case.live:
+            case.live = True
+            case.request.status = EngineRequestStatus.RUNNING
+            taken = {other.row for other in self.cases.values()}
+            case.row = next((row for row in range(self.rows) if row not in taken), -1)
+            for side in (self.spec, self.backend) if case.row >= 0 else ():
+                side.tables.add_row(side.manager.get_page_ids(name), case.row)
+        elif case.row >= 0:
+            for side in (self.spec, self.backend):
+                self.append(side, name)
+
+    def append(self, side: Side, name: str) -> None:
+        """Appends the pages to a request's row that it lacks."""
+        row, pages = self.cases[name].row, side.manager.get_page_ids(name)
+        named = [int(table.num_pages_per_row[row]) for table in side.tables.page_tables]
+        side.tables.append_row([held[count:] for held, count in zip(pages, named, strict=True)], row)
+
+    def gone(self, name: str) -> None:
+        """Notes that a request has no pages any more."""
+        case = self.cases[name]
+        for side in (self.spec, self.backend) if case.row >= 0 else ():
+            side.tables.clear_row(case.row)
+        case.live, case.given, case.row = False, 0, -1
+        case.flights = []
+        case.request.status = EngineRequestStatus.WAITING
+        case.request.num_computed_tokens = 0
 
     # -- Comparing ------------------------------------------------------------------------------------------
 
@@ -223,8 +322,8 @@ class SoakBase(Machine):
             self._looked, self._unseen, self._unlooked = place, 0, 0
         else:
             self._unlooked += 1
-            free = self.spec.pool.get_num_free_pages()
-            self.check("POOL-2", "number of free pages", free, lambda: int(self.backend.pool.get_num_free_pages()))
+            free = self.num_free(self.spec)
+            self.check("POOL-2", "number of free pages", free, lambda: self.num_free(self.backend))
 
     def made(
         self, method: str, line: str, act: Callable[[Any], Any], normal: Callable[[Any, Side], object], *features: str
@@ -238,11 +337,14 @@ class SoakBase(Machine):
             normal: makes of a result what can be compared.
             features: what it shows of the interface, for the pairs that have met.
         """
-        row = MANAGER[method]
-        self.session.note_drawn([f"{MANAGER.name}.{method}"])
-        both = self.call(line, act, row.clause, normal, row.charges_by_field, also=row.refuses)
+        row, blame = self.table[method], None
+        if self.shards and normal in (page_ids_of, hit_of):
+            blame = functools.partial(_blame, row.clause)
+        also = (*row.refuses, *(("POOL-12",) if blame else ()))
+        self.session.note_drawn([f"{self.table.name}.{method}"])
+        both = self.call(line, act, row.clause, normal, row.charges_by_field, blame, also)
         if not both.refused and both.spec is not None:
-            self.met.note(features, len(self._trace))
+            self.met.note((*features, *(["shards"] if self.shards else [])), len(self._trace))
         return both
 
     def asked(
@@ -256,7 +358,7 @@ class SoakBase(Machine):
             normal: makes of a result what can be compared, where that is not what the row says.
             given: its arguments; a request by its id.
         """
-        row = MANAGER[method]
+        row = self.table[method]
         real = given | ({"request": self.case_of(given["request"]).request} if "request" in given else {})
         texts = {name: value if name == "request" else repr(value) for name, value in given.items()}
         (values, options), (shown, named) = (bound(tuple(row.arguments), own, row.by_name) for own in (real, texts))

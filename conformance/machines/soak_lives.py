@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from math import lcm
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,7 +12,7 @@ from .worlds import Group, World
 if TYPE_CHECKING:
     from .soak import Soak
 
-_ACTS = ("_tidy", "_forget", "_rank", "_move", "_go", "_mirror", "_return")
+_ACTS = ("_tidy", "_forget", "_rank", "_move", "_go", "_mirror", "_return", "_carry", "_come_together", "_go_on")
 """What is done often in some lives, a few of these in each."""
 
 T = TypeVar("T")
@@ -58,10 +59,21 @@ _OPTIONS: tuple[dict[str, Any], ...] = (
     {},
     {"max_pinned_pages": 4096, "enable_events": True, "counter_sampling": 1, "num_host_pages": 4096},
     {"max_pinned_pages": 4096, "enable_events": True, "counter_sampling": 1, "num_host_pages": 4096},
-    {"max_pinned_pages": 200, "max_pinned_pages_per_salt": 40, "num_host_pages": 300},
+    {"max_pinned_pages": 200, "max_pinned_pages_per_salt": 40, "num_host_pages": 300, "enable_events": True},
     {"unhashed_first": True, "max_pinned_pages": 50},
     *_POLICIES,
 )
+
+
+_OPTIONS_OF_SHARDS: tuple[dict[str, Any], ...] = (
+    {},
+    {"placement": "prefix"},
+    {"num_host_pages": 300},
+    {"placement": "prefix", "num_host_pages": 40},
+)
+
+_SHARDED = (False, False, False, True, False, False, False, False)
+"""Whether the manager of a life has shards, in the lives of one seed in turn."""
 
 
 class Chance(Source):
@@ -102,6 +114,7 @@ class Life:
     Attributes:
         world: what it begins with.
         rows: rows of the tables, and the most requests that are live.
+        shards: the number of the manager's shards; 0 for a manager without.
         prompt: the number of tokens that all requests of this life begin with; 0 in most lives.
         length: the number of its steps.
         work: the number of pages that it may touch; it ends earlier where it has touched as many.
@@ -125,6 +138,7 @@ class Life:
             self.rows = chance.size(_FEW_LIVE) if self._decodes else self._sized("many", MOST_CALLS)
         self.rows = MOST_CALLS if self._shares else self.rows
         self.world = self._small_world() if is_small else self._world()
+        self.shards = self._some_shards() if _dealt(seed, number, _SHARDED) else 0
         has_prompt = self._theme not in ("many", "small") and chance.integer(0, 1)
         self.prompt = self._large(max(self.world.max_model_len // 2, 1)) if has_prompt else 0
         self.length = min(most // 2 + chance.size(most), _MOST_STEPS)
@@ -173,6 +187,15 @@ class Life:
             options["retention_interval"] = chance.one_of([None, 4 * lcm(*(group.page_size for group in groups))])
         return World(held + chance.integer(2, held + 2), groups, _SHORT, True, chance.rarely(), options)
 
+    def _some_shards(self) -> int:
+        """Two or three shards, which share the pages of a large world; options that their managers have."""
+        chance, world = self._chance, self.world
+        count = chance.integer(2, 3)
+        options = {name: value for name, value in world.options.items() if name == "retention_interval"}
+        pages = world.num_pages if self._theme == "small" else max(world.num_pages // count, 8)
+        self.world = replace(world, num_pages=pages, options=options | chance.one_of(_OPTIONS_OF_SHARDS))
+        return count
+
     def _sized(self, theme: str, most: int) -> int:
         """A number from 1 to ``most``: a large one where this life is about it."""
         if self._theme != theme:
@@ -194,7 +217,7 @@ class Life:
     def _plan(self, soak: "Soak") -> None:
         chance, running = self._chance, soak.running()
         acts = [self._arrive] * 4 + [self._arrive_many] * (1 if len(running) < self.rows else 0)
-        acts += [self._return] * 2 * bool(soak.waiting())
+        acts += [self._come_together] + [self._return] * 2 * bool(soak.waiting())
         if running:
             acts += [self._step] * 8 + [self._go_on] * 3 + [self._go] * 3 + [self._go_many] + [self._mirror]
             acts += [self._decode] * 8 * self._decodes
@@ -202,6 +225,7 @@ class Life:
         acts += [self._tidy, self._forget]
         acts += [self._rank] * 2 if soak.has("pin_prefix") else []
         acts += [self._move] * 3 if soak.has("swap_out") else []
+        acts += [self._carry] if soak.receives() else []
         acts += [act for act in acts if act.__name__ in self._often] * 3  # so that these meet
         chance.one_of(acts)(soak)
 
@@ -242,6 +266,23 @@ class Life:
 
     def _return(self, soak: "Soak") -> None:
         self._admit(self._some(soak.waiting()))
+
+    def _come_together(self, soak: "Soak") -> None:
+        """Requests with one prompt, or that begin alike, come in one step; delayed pages are published in any order."""
+        del soak
+        chance, text, names = self._chance, self._text(), []
+        for place in range(chance.integer(2, 3)):
+            self._number += 1
+            names.append(f"q{self._number}")
+            own = [[self._number * 1_000_000, 1]] if place and chance.integer(0, 2) == 0 else []
+            prompt = [[STEM, self.prompt]] if self.prompt else []
+            self._plans.append(("come", (self._number, [*prompt, *text, *own], "")))
+        self._texts = [*self._texts[-30:], text]
+        new = 0 if chance.integer(0, 1) else chance.size(self.world.max_model_len)
+        delay = bool(chance.integer(0, 1))
+        self._plans.append(("together", (names, new, delay)))
+        names = chance.some(names, len(names), len(names)) if delay else []
+        self._plans += [("publish", (name,)) for name in names]
 
     def _admit(self, name: str) -> None:
         chance = self._chance
@@ -327,11 +368,20 @@ class Life:
 
     def _forget(self, soak: "Soak") -> None:
         chance = self._chance
-        if chance.rarely():
-            self._plans += [("go_many", (_EVERYONE, False)), ("reset", ())]
+        if chance.integer(0, 3 if self._theme == "small" else 7) == 0:
+            self._plans += [("go_many", (_EVERYONE, False)), *self._letting_go(soak), ("reset", ())]
         elif soak.offers("pool", "evict_pages"):
             first = chance.integer(1, self.world.num_pages - 1)
             self._plans.append(("evict", (first, chance.size(self.world.num_pages // 4 + 1))))
+
+    def _letting_go(self, soak: "Soak") -> list[tuple[str, tuple[Any, ...]]]:
+        """What holds pages beside live requests lets go of them, half of the time: else no prefix can be forgotten."""
+        if self._chance.integer(0, 1):
+            return []
+        elsewhere = [name for name, case in soak.cases.items() if case.flights]
+        acts: list[tuple[str, tuple[Any, ...]]] = [("go", (name, None)) for name in elsewhere]
+        acts += [("fence", (flight,)) for flight in soak.flying()]
+        return [*acts, *(("unpin", (pin,)) for pin in sorted(soak.pins))]
 
     def _rank(self, soak: "Soak") -> None:
         chance = self._chance
@@ -345,6 +395,18 @@ class Life:
             acts += [("rank", (name, chance.one_of([1, 2, -1, 0, 1000]), expires))] * 2
             acts += [("rank_often", (name, chance.integer(-8, 8), chance.size(MOST_CALLS), expires))] * 2
         self._plans.append(chance.one_of(acts))
+
+    def _carry(self, soak: "Soak") -> None:
+        """Prefixes are exported and imported, or pages come from elsewhere while other things happen."""
+        chance = self._chance
+        acts: list[tuple[str, tuple[Any, ...]]] = [("fence", (flight,)) for flight in soak.flying()[:2]]
+        if soak.exports():
+            acts += [("export_prefix", (self._some(list(soak.cases)),))] if soak.cases else []
+            acts += [("import_prefix", (chance.integer(0, len(soak.carried) - 1),))] * 2 if soak.carried else []
+        if soak.waiting():
+            acts.append(("receive", (self._some(soak.waiting()), chance.size(self.world.max_model_len))))
+        if acts:
+            self._plans.append(chance.one_of(acts))
 
     def _move(self, soak: "Soak") -> None:
         acts: list[tuple[str, tuple[Any, ...]]] = [("fence", (flight,)) for flight in soak.flying()[:4]]

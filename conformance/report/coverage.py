@@ -1,7 +1,7 @@
 """What of the interface a run has drawn: each method, each argument, right and wrong; and what it never drew."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,10 +9,15 @@ from ..backends.loading import Backend
 from ..calls.interfaces import INTERFACES
 from ..calls.method import Method, Table
 from ..machines import EVERY_MACHINE, Machine
+from ..machines.binding import BOUND, BOUND_OF_LATENTS
 from ..machines.calling import Calling
+from ..machines.meetings import PAIRS
 from .verdicts import Report
 
-__all__ = ["Argument", "Covered", "coverage_json", "coverage_lines", "coverage_of"]
+__all__ = ["Argument", "Covered", "coverage_json", "coverage_lines", "coverage_of", "pair_lines", "pairs_of"]
+
+_PAIRS = {"soak": PAIRS, "attention": BOUND, "latents": BOUND_OF_LATENTS}
+"""The machines that count pairs: features that met in a scene, options that both changed a result."""
 
 _SHOWN = {
     "pool": ("get_num_free_pages", "get_usage", "pins_of", "num_pinned_pages", "get_priority"),
@@ -124,3 +129,23 @@ def coverage_lines(covered: Iterable[Covered]) -> Iterator[str]:
         yield f"  {f'{row.table}.{row.method}':36} {row.why or row.calls:>7}  {said if row.calls else ''}".rstrip()
     undrawn = [name for row in rows for name in row.undrawn]
     yield f"never drawn: {', '.join(undrawn) if undrawn else 'nothing that the backend offers and a machine draws'}"
+
+
+def pairs_of(report: Report) -> dict[str, int]:
+    """How often each two features met in a run, and whether each two options of attention changed the same result.
+
+    Those that never did are there with 0, if the machine ran that draws them.
+    """
+    ran = {machine.name: Counter(machine.drawn) for machine in report.machines if not machine.missing}
+    return {name: ran[machine][name] for machine, names in _PAIRS.items() if machine in ran for name in names}
+
+
+def pair_lines(pairs: Mapping[str, int]) -> Iterator[str]:
+    """The pairs of a run as a report shows them, a line for each: features that met, options that both bind."""
+    if not pairs:
+        return
+    yield "pairs: how often two features met in a scene; 1 for two options of attention that changed the same result"
+    for name, count in pairs.items():
+        yield f"  {name:36} {count:>7}"
+    never = [name for name, count in pairs.items() if not count]
+    yield f"never together: {', '.join(never) if never else 'no pair'}"

@@ -6,8 +6,9 @@ import pytest
 import kvproof.spec
 from kvproof.conformance.backends.loading import Backend, load_backend
 from kvproof.conformance.machines import MACHINES
+from kvproof.conformance.machines.binding import BOUND_OF_LATENTS
 from kvproof.conformance.oracle.relations import RELATIONS
-from kvproof.conformance.report.coverage import coverage_json, coverage_lines, coverage_of
+from kvproof.conformance.report.coverage import coverage_json, coverage_lines, coverage_of, pair_lines, pairs_of
 from kvproof.conformance.report.document import machine_from_json, machine_json
 from kvproof.conformance.search.runner import MachineReport, Report, check, run, run_machine
 from kvproof.spec import CLAUSES, CacheGroupSpec, CacheManager, CachePages, Request
@@ -179,3 +180,13 @@ def test_what_was_not_drawn_is_told() -> None:
     assert lines[-1].startswith("never drawn: ")
     assert coverage_json(covered)["undrawn"] == undrawn
     assert machine_from_json(machine_json(report)).drawn == report.drawn
+
+
+def test_pairs_are_told_of_the_machines_that_draw_them() -> None:
+    report = run_machine(MACHINES["latents"], SPEC, seed=0, examples=1)
+    pairs = pairs_of(Report("kvproof.spec", 0, tuple(CLAUSES), [report]))
+    assert pairs.keys() == set(BOUND_OF_LATENTS)
+    never = [name for name, count in pairs.items() if not count]
+    assert list(pair_lines(pairs))[-1] == f"never together: {', '.join(never) or 'no pair'}"
+    assert len(list(pair_lines(pairs))) == len(pairs) + 2
+    assert list(pair_lines({})) == []
