@@ -40,13 +40,7 @@ class RecordedError(Exception):
 
 @dataclass(frozen=True)
 class Answer(Outcome):
-    """How a call of a log ended: ``value`` is what it returned as a log has it.
-
-    Attributes:
-        returned: what it returned.
-    """
-
-    returned: Any = None
+    """How a call of a log ended: ``value`` is what it returned as a log has it."""
 
     @property
     def kind(self) -> str:
@@ -134,15 +128,7 @@ class Side:
             return Answer(error=error)
         if row.result.log == "hit":
             self._hits[operation.arguments["request"]["r"]] = returned[0]
-        return Answer(value, returned=returned)
-
-    def parts(self, number: int) -> dict[str, Any]:
-        """What shows an object's state, by the names that `kvproof.conformance.calls.readings` gives it."""
-        thing = self.things[number]
-        if thing.name in ("CacheManager", "PagePool"):
-            pool = thing.it.page_pool if thing.name == "CacheManager" else thing.it
-            return {"manager": thing.it, "pool": pool, "pages": thing.views}
-        return {"tables": thing.it.page_tables if thing.name == "MultiGroupPageTable" else [thing.it]}
+        return Answer(value)
 
     def state(self, number: int, live: Iterable[str], device: bool) -> dict[str, Any]:
         """What an object shows, by field; of requests those that hold pages."""

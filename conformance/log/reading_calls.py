@@ -1,20 +1,23 @@
 """Reads a log as calls that can be made on a backend, and shows them without token ids (SEC-2)."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import kvproof.spec
+
 from ..backends.levels import Level
 from ..backends.loading import Backend
-from ..calls.datum import Call, Key, Prompt, Ref, written
+from ..calls.datum import LEFT_OUT, Call, Key, Prompt, Ref, written
 from ..report.redaction import Redaction
-from ..trying.script import Entry, Rows, entry_of
+from ..trying.script import BUILDS, Entry, Rows, entry_of
 from .as_calls import Converter, Recorded, calls_in_order, in_order
 from .format import LogError
 from .reading import LogReader
 
-__all__ = ["LogCalls", "entries_of", "read_calls"]
+__all__ = ["LogCalls", "entries_of", "read_calls", "without_defaults"]
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,24 @@ def read_calls(path: str | Path, backend: Backend, level: Level, redaction: Reda
         except LogError as error:
             raise LogError(f"{path}, line {reader.line}: {error}") from error
         if made is not None:
-            recorded.append(made)
+            recorded.append(made if made.operation else _taken_by(made, backend, path))
     if not any(own.operation for own in recorded):
         raise LogError(f"{path}: a log without operations, {reader.cut or 'closed'}: nothing can be made again")
     return LogCalls(tuple(recorded), converter.ref_of, reader.shows_tokens)
+
+
+def _taken_by(made: Recorded, backend: Backend, path: str | Path) -> Recorded:
+    """What makes an object, with the options that are not as they are by default.
+
+    Raises:
+        LogError: the backend takes one of them not, so that it can't make such an object.
+    """
+    (call,) = without_defaults([made.call])
+    for name in BUILDS[call.method].by_name:
+        if name in call.arguments and backend.offers(call.method) and not backend.accepts(call.method, name):
+            told = f"with {name}={call.arguments[name]!r:.40}, which {backend.name}'s {call.method} does not take"
+            raise LogError(f"{path}: the log is of a {call.method} {told}")
+    return replace(made, call=call)
 
 
 def entries_of(calls: Sequence[Call], show_tokens: bool) -> list[Entry]:
@@ -98,3 +115,21 @@ def entries_of(calls: Sequence[Call], show_tokens: bool) -> list[Entry]:
             )
         )
     return entries
+
+
+def without_defaults(calls: Sequence[Call]) -> tuple[Call, ...]:
+    """The same calls without arguments that are as they are by default."""
+    rows, made = Rows(), []
+    for call in calls:
+        rows.row_of(call)
+        owner = call.method if call.target is None else rows.table_of(call.target).owner
+        called = getattr(kvproof.spec, owner, None)
+        called = called if call.target is None else getattr(called, call.method, None)
+        known = inspect.signature(called).parameters if callable(called) else {}
+        left_out = {
+            name: LEFT_OUT
+            for name, value in call.arguments.items()
+            if name in known and type(value) is type(known[name].default) and value == known[name].default
+        }
+        made.append(call.given(**left_out))
+    return tuple(made)

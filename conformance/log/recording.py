@@ -61,6 +61,8 @@ def record(
     name = next((base.__name__ for base in type(thing).__mro__ if base.__name__ in CALLS), None)
     if name is None or isinstance(thing, Recorded):
         raise TypeError(f"thing must be one of {', '.join(CALLS)} and not recorded yet, not {type(thing).__name__}")
+    if name == "CacheManager" and not hasattr(thing, "page_pool"):
+        raise LogError(f"{type(thing).__name__} shows no page_pool, whose pages a log has by their ids")
     arguments = arguments_of(name, thing, dict(options or {}))
     _require_fresh(name, thing)
     writer = (

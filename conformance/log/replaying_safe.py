@@ -24,7 +24,7 @@ from ..calls.readings import SHOWS
 from ..machines.base import SPEC
 from ..report.redaction import Redaction
 from ..trying import script
-from ..trying.trial import Built, Trial, sizes
+from ..trying.trial import Built, Trial
 from .as_calls import Converter, Requests
 from .entries import Entry, Operation, Shown
 from .format import LogError, row_of
@@ -118,6 +118,9 @@ class _Judge:
         )
         if operation is None:
             return None
+        if not _gives_pages(operation):
+            self._trial.spec.results.pop(made.call.number, None)  # no later call is about it
+            self._trial.backend.results.pop(made.call.number, None)
         self.operations += 1
         if self._trial.strayed and self.strayed_at is None:
             self.strayed_at = operation.number
@@ -165,6 +168,12 @@ class _Judge:
         told = found.clause, CLAUSES[found.clause].sentence, found.expected, found.observed, tuple(earlier)
         after = self._shown(target)
         self.wrong = WrongStep(self._last[-1].number, call, *told, after=after, observed_after=dict(fields))
+
+
+def _gives_pages(operation: Operation) -> bool:
+    """Whether later calls may be about what an operation gave: not about what has no entries, or is one number."""
+    result = operation.result
+    return isinstance(result, list) and any(map(bool, result))
 
 
 def _is_digest(field: Any) -> bool:
@@ -230,18 +239,9 @@ class _Replay(Trial):
     def _as_logged(self, kind: str, value: Any, place: int) -> Any:
         return value if place else super()._as_logged(kind, value, place)
 
-    def _plain(self, call: Call, row: Method, value: Any, side: Any) -> Any:
-        kind, place = row.result.log, int(side is self.backend)
-        if script.made_by(call):
-            return script.made_by(call)
-        plain = self._as_logged(kind, value, place)
-        match kind:
-            case "hit":
-                return self._origins(call, plain[0], place), plain[1]
-            case "batch":
-                return plain[0], [group[:2] for group in plain[1]]
-            case "array":  # of ids, which are each side's own
-                return [plain[0], list(np.shape(plain[1])) if len(plain) == 2 else plain[1]]
-            case "pin" if plain is not None:
-                return plain[:2], sizes("groups", plain[2])
-        return sizes(kind, plain)
+    def _form(self, call: Call, row: Method, value: Any, place: int) -> Any:
+        del call
+        plain = self._as_logged(row.result.log, value, place)
+        if row.result.log == "array":  # of ids, which are each side's own
+            return [plain[0], list(np.shape(plain[1])) if len(plain) == 2 else plain[1]]
+        return plain

@@ -6,7 +6,6 @@ nothing that it did not refuse in the log: else the engine would have been made 
 made simpler argument by argument.
 """
 
-import inspect
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,19 +13,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import kvproof.spec
-
 from ..backends.levels import Level
 from ..backends.loading import Backend
 from ..backends.raising import Interrupted
-from ..calls.datum import LEFT_OUT, Call, Key, Prompt, Ref, mended, refs, written
+from ..calls.datum import Call, Key, Prompt, Ref, mended, refs, written
 from ..calls.simplest import simplest, thinned
 from ..report.redaction import Redaction
 from ..trying.script import Entry, FileError, Rows
 from ..trying.trial import Said, Trial
 from .as_calls import Recorded, calls_in_order, in_order
 from .format import LogError
-from .reading_calls import read_calls
+from .reading_calls import read_calls, without_defaults
 
 __all__ = ["Shortened", "shorten"]
 
@@ -305,7 +302,7 @@ def _size(calls: Sequence[Call]) -> tuple[int, int, int]:
 
 def _others(calls: tuple[Call, ...]) -> Iterator[tuple[Call, ...]]:
     """The sequence without a call, with an id in place of what gave it, with a simpler argument."""
-    bare = _without_defaults(calls)
+    bare = without_defaults(calls)
     if bare != calls:
         yield bare
     for place in reversed(range(len(calls) - 1)):
@@ -318,24 +315,6 @@ def _others(calls: tuple[Call, ...]) -> Iterator[tuple[Call, ...]]:
     for place, call in enumerate(calls):
         if any(ref.path[-1:] == (".page_id",) for ref in refs(call)) and call.target is not None:
             yield (*calls[:place], _by_number(call), *calls[place + 1 :])
-
-
-def _without_defaults(calls: Sequence[Call]) -> tuple[Call, ...]:
-    """The same without arguments that are as they are by default."""
-    rows, made = Rows(), []
-    for call in calls:
-        rows.row_of(call)
-        owner = call.method if call.target is None else rows.table_of(call.target).owner
-        called = getattr(kvproof.spec, owner, None)
-        called = called if call.target is None else getattr(called, call.method, None)
-        known = inspect.signature(called).parameters if callable(called) else {}
-        left_out = {
-            name: LEFT_OUT
-            for name, value in call.arguments.items()
-            if name in known and type(value) is type(known[name].default) and value == known[name].default
-        }
-        made.append(call.given(**left_out))
-    return tuple(made)
 
 
 def _by_number(call: Call) -> Call:

@@ -51,6 +51,7 @@ _NEED = {
     **dict.fromkeys(("not in the queue exactly while at 0", "free pages", "numbers of free pages"), "queue"),
     **dict.fromkeys(("cached under another key than its own", "keys"), "keys"),
     **dict.fromkeys(("number of pinned pages", "priorities"), "pins"),
+    "slots": "batch",
 }
 """The capability without which a backend does not show a field."""
 
@@ -68,6 +69,9 @@ _AS_IN_A_LOG = frozenset({"pages", "groups", "hit", "pin", "plan", "ids", "copie
 
 _BY_EVICTION = frozenset({"get_cached_page", "set_prefix_priority", "get_junction"})
 """Beside look-ups of prefixes: methods whose result depends on what was evicted."""
+
+_LAST_DIGITS = 1e-8
+"""How far real numbers may be from each other, such as the share of pages that are in use."""
 
 _SEED = b"kvproof"
 """The seed of keys, where a file names none: each side would draw its own, and no two keys were the same."""
@@ -344,7 +348,8 @@ class Trial:
         fields = tuple(
             name
             for name in FIELDS[owner]
-            if _NEED.get(name) not in lacks
+            if all(reading.needs <= parts[1].keys() for reading in SHOWS[name].readings)
+            and _NEED.get(name) not in lacks
             and (self._level == "exact" or name in _SAFE)
             and (_NEED.get(name) != "pins" or call.arguments.get("max_pinned_pages"))
         )
@@ -355,7 +360,7 @@ class Trial:
     def _parts(self, owner: str, it: Any, side: Side) -> dict[str, Any]:
         """What readings of an object are given, by name."""
         parts: dict[str, Any] = {"names": self._requests}
-        if owner in ("CacheManager", "PagePool"):
+        if owner == "PagePool" or (owner == "CacheManager" and hasattr(it, "page_pool")):
             pool = it.page_pool if owner == "CacheManager" else it
             parts |= {"pool": pool, "pages": page_views(pool, "queue" not in side.names.lacks)}
         if owner in ("CacheManager", "ShardedCacheManager"):
@@ -378,10 +383,10 @@ class Trial:
     def _ids(self, kind: str, value: Any, place: int) -> list[int]:
         """The ids of all pages in a result on one side."""
         plain = self._as_logged(kind, value, place)
-        if plain is None or kind == "pages":
-            return list(plain or ())
-        groups = [pages for _, _, pages in plain[1]] if kind == "batch" else plain
-        return [page for pages in groups for page in pages]
+        groups = [plain or ()] if kind == "pages" else plain or ()
+        if kind == "batch":
+            groups = [pages for _, _, pages in plain[1]]
+        return [page for pages in groups for page in pages if type(page) is int]
 
     def _as_logged(self, kind: str, value: Any, place: int) -> Any:
         """A result on one side as a log has it."""
@@ -452,24 +457,46 @@ class Trial:
         """What of a result is compared: at level safe how many pages there are, in place of which."""
         if made_by(call):
             return made_by(call)
-        if row.result.log == "array":  # a machine holds arrays against their arguments; here the numbers themselves
-            numbers = self._level == "exact" or (call.target is None and not any(refs(call.arguments)))
-            return readable(value) if numbers else sizes("array", readable(value))
+        kind, place = row.result.log, int(side is self.backend)
+        if self._level == "safe":
+            return self._countable(call, kind, self._form(call, row, value, place), place)
+        if kind == "array":  # a machine holds arrays against their arguments; here the numbers themselves
+            return readable(value)
         plain = row.result.plain(value, side)
-        if row.result.log == "events" or (plain is value and row.result.log in _AS_IN_A_LOG):  # their keys by numbers
-            plain = result(row.result.log, value, self._keys[side is self.spec])
-        if self._level == "safe" and row.result.log == "hit":
-            found, tokens = self._as_logged("hit", value, side is self.backend)
-            return self._origins(call, found, side is self.backend), tokens
-        plain = readable(plain)
-        return plain if self._level == "exact" else sizes(row.result.log, plain)
+        if kind == "events" or (plain is value and kind in _AS_IN_A_LOG):  # their keys by numbers
+            plain = self._as_logged(kind, value, place)
+        return readable(plain)
+
+    def _form(self, call: Call, row: Method, value: Any, place: int) -> Any:
+        """A result at level safe, before pages are counted: those of a backend's own classes as a log has them."""
+        kind = row.result.log
+        if kind in _AS_IN_A_LOG:
+            return self._as_logged(kind, value, place)
+        if kind != "array":
+            return readable(row.result.plain(value, (self.spec, self.backend)[place]))
+        made_of_numbers = call.target is None and not any(refs(call.arguments))
+        return readable(value) if made_of_numbers else sizes(kind, readable(value))
+
+    def _countable(self, call: Call, kind: str, plain: Any, place: int) -> Any:
+        """A result at level safe without the ids of pages."""
+        match kind:
+            case "hit":
+                return self._origins(call, plain[0], place), plain[1]
+            case "batch":
+                return plain[0], [group[:2] for group in plain[1]]
+            case "pin" if plain is not None:
+                return plain[:2], sizes("groups", plain[2])
+            case "array":
+                return plain
+        return sizes(kind, plain)
 
     def _agrees(self, call: Call, row: Method, right: Any, seen: Any) -> bool:
         if row.result.log == "array":
             return _near(right, seen, self._largest(call))
         if self._level == "safe" and row.result.log in ("events", "counters"):
             return True  # they tell of evictions
-        alike = equal(right, seen)
+        real = isinstance(right, float) and isinstance(seen, int | float)  # of which the last digits don't count
+        alike = abs(right - seen) < _LAST_DIGITS if real else equal(right, seen)
         if self._level == "safe" and (row.result.log == "hit" or row.name in _BY_EVICTION):
             self.strayed = not alike  # what another eviction order keeps is found, and what follows differs
             return True
@@ -481,7 +508,9 @@ class Trial:
     def _origins(self, call: Call, groups: Any, place: int) -> Any:
         """Pages that a look-up found, by the calls that gave them; those that no call gave are all alike."""
         root, given = call.target.of if call.target is not None else None, self._given[place]
-        return [[page and given.get((root, page), ()) for page in group] for group in groups]
+        return [
+            [given.get((root, page), ()) if type(page) is int and page else page for page in group] for group in groups
+        ]
 
     def _largest(self, call: Call) -> float:
         """The largest number among a call's arrays: ATT-6 bounds errors by it."""

@@ -22,6 +22,7 @@ from kvproof.conformance.cli import main
 from kvproof.conformance.log.reading_calls import read_calls
 from kvproof.spec.declarations import CacheSalt, Request
 
+from .backends_under_test import radix
 from .small_engine import GROUPS, SALT, SmallEngine, full
 
 FAST = Backend("kvproof.fast", kvproof.fast)
@@ -241,6 +242,8 @@ def test_what_can_not_be_recorded_is_refused(tmp_path: Path) -> None:
     used.allocate_slots(Request("a", [1, 2]), 2)
     with pytest.raises(LogError, match="used before"):
         record(used, tmp_path / "a.log")
+    with pytest.raises(LogError, match="shows no page_pool"):
+        record(radix.CacheManager(4, [full(2)], 8), tmp_path / "a.log")
     with pytest.raises(LogError, match="No such file"):
         record(kvproof.fast.PagePool(3, True), tmp_path / "nowhere" / "a.log")
     with pytest.raises(LogError, match="no argument"):

@@ -1,6 +1,7 @@
 """A log as calls on what earlier ones gave: any backend makes them, at level exact and at level safe."""
 
 import json
+import random
 import runpy
 import sys
 from contextlib import suppress
@@ -22,6 +23,7 @@ from kvproof.conformance.log.shrinking_calls import shorten
 from kvproof.conformance.trying.trial import Said, Trial
 from kvproof.spec.declarations import CacheSalt, Request
 
+from .backends_under_test import ordered, radix
 from .small_engine import GROUPS, full
 from .test_log import FAST, recorded
 
@@ -123,6 +125,43 @@ def test_another_order_of_eviction_is_right_at_level_safe(
     assert "undecided" not in capsys.readouterr().out
     assert main(["shrink", log, "--backend", REVERSED, "--level", "safe"]) == 2
     assert "does all of it right\n" in capsys.readouterr().err
+
+
+def served(manager: Any, *, looks: bool = True) -> None:
+    """Requests with common beginnings come, grow and go in a small pool."""
+    draw = random.Random(2)
+    live: list[Request] = []
+    for count in range(40):
+        if len(live) < 3:
+            request = Request(str(count), [draw.choice([1, 2]) for _ in range(draw.randint(1, 9))])
+            found, hit = manager.get_computed_pages(request)
+            manager.allocate_slots(request, request.num_tokens - hit, hit, found)
+            request.num_computed_tokens = request.num_tokens
+            live.append(request)
+        for request in live:
+            request.append(draw.choice([1, 2]))
+            manager.allocate_slots(request, 1)
+            request.num_computed_tokens += 1
+        if looks:
+            assert 0 <= manager.usage <= 1
+        if live and (draw.random() < 0.5 or live[0].num_tokens > 20):
+            manager.free(live.pop(0))
+
+
+@pytest.mark.parametrize("backend", [Backend("ordered", ordered), Backend("radix", radix)], ids=lambda own: own.name)
+def test_backends_that_are_built_otherwise_make_a_logs_calls(backend: Backend, tmp_path: Path) -> None:
+    """They take fewer options, and show no pool, or its usage with other last digits."""
+    with record(kvproof.fast.CacheManager(24, [full(2)], 32), tmp_path / "a.log") as manager:
+        served(manager)
+    verdicts = [said.verdict for said in made_again(tmp_path / "a.log", backend, "safe")]
+    assert "deviates" not in verdicts
+    assert verdicts.count("conforms") > 20
+    if backend.name == "ordered":  # which evicts by the same order
+        assert {said.verdict for said in made_again(tmp_path / "a.log", backend, "exact")} == {"conforms", ""}
+    with record(kvproof.fast.CacheManager(24, [full(2)], 32, enable_events=True), tmp_path / "b.log") as manager:
+        served(manager, looks=False)
+    with pytest.raises(LogError, match=rf"with enable_events=True, which {backend.name}'s CacheManager does not take"):
+        read_calls(tmp_path / "b.log", backend, "safe")
 
 
 class Forgetful(kvproof.fast.CacheManager):
