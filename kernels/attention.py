@@ -190,9 +190,11 @@ def fused_ragged_paged_attention(
     arguments.same("keys.shape[0]", keys.shape[0], "queries.shape[0]", queries.shape[0])
     arguments.same("keys.shape[2]", keys.shape[2], "queries.shape[2]", queries.shape[2])
     if num_kv_heads is not None:
-        arguments.same("num_kv_heads", num_kv_heads, "keys.shape[1]", keys.shape[1])
+        heads = arguments.positive_integer("num_kv_heads", num_kv_heads)
+        arguments.same("num_kv_heads", heads, "keys.shape[1]", keys.shape[1])
     if v_head_dim is not None:
-        arguments.same("v_head_dim", v_head_dim, "values.shape[2]", values.shape[2])
+        v_dim = arguments.positive_integer("v_head_dim", v_head_dim)
+        arguments.same("v_head_dim", v_dim, "values.shape[2]", values.shape[2])
     given = _Given(scale, causal, window, chunk, soft_cap, sinks, q_scale, decode_block, prefill_block)
     lengths = Lengths(kv_lens, page_table, cu_q_lens, num_seqs)
     num_pages, page_size = stored.layout.sizes(page_values(kv_pages))

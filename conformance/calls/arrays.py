@@ -4,11 +4,14 @@ Their machines draw whole batches of arrays and judge them by tolerances: a row 
 it is about, and its values are not drawn by kinds yet.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
-from .kinds import NONE, PLAIN, number
+from .array_arguments import ATTENDED, LATENT, OPTIONS, WRITTEN, viewed
+from .datum import Ref
+from .kinds import NEGATIVE, NONE, PLAIN, number, wrong
 from .method import Kind, Method, Table
-from .values import NO_INTS
+from .values import BAD_TIMES, NO_INTS
 
 __all__ = ["ATTENTION", "CACHE", "SCHEDULER", "VIEW"]
 
@@ -34,20 +37,57 @@ _DOCUMENTS = dict.fromkeys(
     "documents and copies of a dataclass; held by the sizing and document machines",
 )
 _VIEW = "metadata layer_index kv_pages partition_manager mesh"
-_READ = (
-    "* scale causal window chunk soft_cap sinks q_scale k_scale v_scale num_kv_heads v_head_dim kv_dtype version "
-    "decode_block prefill_block validate"
-)
+
+
+def _attends(name: str, arrays: Mapping[str, Kind], clause: str, options: str = "", **given: Any) -> Method:
+    """A function that attends.
+
+    Args:
+        name: its name.
+        arrays: the arrays that it is given.
+        clause: the clause of a wrong result.
+        options: the options that it has; all if there are none.
+        given: what must be given beside the arrays.
+    """
+    kinds = {option: OPTIONS[option] for option in options.split() or OPTIONS if option not in given}
+    own = {option: OPTIONS[option] for option in given}
+    return Method(
+        *(name, {**arrays, **own}, _ARRAY, clause),
+        by_name=(*own, *kinds),
+        options=kinds,
+        draw=lambda *_: {**{array: Ref(array) for array in arrays}, **given},
+        reads=True,
+        spoils=1,
+        logged=False,
+    )
+
+
+_EVENTS = wrong(None, 1, [1], ["event"])
+
+
+def _writes(name: str, arguments: Mapping[str, Kind], clause: str, **options: Kind) -> Method:
+    """A function that writes events, or reads what was written."""
+    return Method(
+        *(name, arguments, _DOCUMENT, clause),
+        by_name=tuple(options),
+        options=options,
+        draw=lambda *_: {"events": []} if "events" in arguments else {},
+        reads=True,
+        capability="events",
+        spoils=1,
+        logged=False,
+    )
+
 
 CACHE = Table(
     "cache",
     "RaggedPagesCache",
     (
         _row("RaggedPagesCache", "views", "CACHE-1", NONE, form="build"),
-        _row("init_cache", "mesh metadata partition_manager quantizer", "CACHE-1"),
-        _row("copy_pages", "sources destinations num_slots", "CACHE-3"),
-        _row("export_pages", "page_ids num_slots", "SWAP-2"),
-        _row("import_pages", "page_ids block", "SWAP-2"),
+        viewed("init_cache", "CACHE-1"),
+        viewed("copy_pages", "CACHE-3"),
+        viewed("export_pages", "SWAP-2"),
+        viewed("import_pages", "SWAP-2"),
     ),
     _DOCUMENTS | {"init_empty": "the seeds' name for what is refused", "metadata": "how it was made"},
 )
@@ -57,10 +97,10 @@ VIEW = Table(
     "RaggedPagesCacheView",
     (
         _row("RaggedPagesCacheView", _VIEW, "CACHE-1", NONE, form="build"),
-        _row("init", "mesh metadata layer_index partition_manager quantizer", "CACHE-1"),
-        _row("concatenate_to_cache", "key value cache_metadata * k_scale v_scale", "CACHE-2"),
-        _row("attend", "queries cache_metadata * sinks validate", "ATT-1"),
-        _row("update_and_attend", "queries key value cache_metadata * sinks validate", "ATT-5"),
+        viewed("init", "CACHE-1"),
+        viewed("concatenate_to_cache", "CACHE-2"),
+        viewed("attend", "ATT-1"),
+        viewed("update_and_attend", "ATT-5"),
         _row("flattened_kv_pages", "", "CACHE-2"),
     ),
     _DOCUMENTS | dict.fromkeys(("key_pages", "value_pages", "mesh"), "read with every state"),
@@ -70,19 +110,18 @@ ATTENTION = Table(
     "attention",
     "",
     (
-        _row("ragged_paged_attention", f"queries kv_pages kv_lens page_table cu_q_lens num_seqs {_READ}", "ATT-1"),
-        _row(
-            "fused_ragged_paged_attention",
-            f"queries keys values kv_pages kv_lens page_table cu_q_lens num_seqs {_READ}",
-            "ATT-5",
+        _attends("ragged_paged_attention", ATTENDED, "ATT-1"),
+        _attends("fused_ragged_paged_attention", WRITTEN, "ATT-5"),
+        _attends("mla_paged_attention", LATENT, "ATT-1", "causal window soft_cap kv_dtype validate", scale=0.25),
+        Method(
+            "size_pool",
+            {"budget_bytes": number(0, 9, NEGATIVE), "group_page_bytes": wrong([], [0], [-1], [1.0], None)},
+            PLAIN,
+            "CACHE-1",
+            draw=lambda source, _: {"budget_bytes": source.integer(0, 9), "group_page_bytes": [1]},
+            spoils=1,
+            logged=False,
         ),
-        _row(
-            "mla_paged_attention",
-            "queries rotary_queries latent_pages kv_lens page_table cu_q_lens num_seqs"
-            " * scale causal window soft_cap kv_dtype validate",
-            "ATT-1",
-        ),
-        _row("size_pool", "budget_bytes group_page_bytes", "CACHE-1"),
         _row("export_prefix", "manager request caches model", "SWAP-2", _DOCUMENT),
         _row("import_prefix", "manager request caches model exported", "SWAP-2"),
         Method(
@@ -92,10 +131,18 @@ ATTENTION = Table(
             spoils=1,
             logged=False,
         ),
-        _row("events_to_json", "events", "MAN-12", _DOCUMENT),
-        _row("events_from_json", "json_str", "SEC-3"),
-        _row("events_to_msgpack", "events kv_cache_groups * timestamp rank medium publisher", "MAN-12", _DOCUMENT),
-        _row("events_from_msgpack", "message", "SEC-3"),
+        _writes("events_to_json", {"events": _EVENTS}, "MAN-12"),
+        _writes("events_from_json", {"json_str": wrong(None, 1, b"{}")}, "SEC-3"),
+        _writes(
+            "events_to_msgpack",
+            {"events": _EVENTS, "kv_cache_groups": wrong(None, 1, ["group"])},
+            "MAN-12",
+            timestamp=wrong(*BAD_TIMES),
+            rank=wrong(-1, *NO_INTS[:-1]),
+            medium=wrong(1, None),
+            publisher=wrong(*NEGATIVE),
+        ),
+        _writes("events_from_msgpack", {"message": wrong(None, 1, "a message")}, "SEC-3"),
     ),
     {
         "get_kv_cache_coordinator": "the seeds' name for a part of the manager",

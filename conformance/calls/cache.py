@@ -4,7 +4,7 @@ What is known when a call is drawn is a machine's (`kvproof.conformance.machines
 cache that both sides have as ``pages``.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isnan, nan
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .datum import Ref, Spelled
+from .kinds import wrong
 from .method import Given, Kind, Method, Table
 from .source import Source
 from .spelling import Spelling
@@ -189,11 +190,6 @@ def _values_badly(_: Source, __: Any, given: Given) -> Any:
     return replace(given["values"], shape=(rows, 2 * heads, columns))
 
 
-def _one_of(*values: Any) -> Kind:
-    """An argument that is wrong in one of some ways."""
-    return Kind(fault=lambda source, *_: source.one_of(values))
-
-
 _TYPE = Kind(fault=lambda source, known, _: source.one_of(["float64", *([None] if known.layout.as_bits else [])]))
 
 # -- Pages -------------------------------------------------------------------------------------------------------------
@@ -239,6 +235,15 @@ def _exported(source: Source, known: Any) -> Given:
     }
 
 
+def _read(*_: Any) -> Given:
+    return {"pages": Ref("pages"), "page_ids": ints(0)}
+
+
+def _put_back(_: Source, known: Any) -> Given:
+    """A page is written onto itself."""
+    return {"pages": Ref("pages"), "page_ids": ints(*range(known.layout.num_pages)), "states": Ref("pages")}
+
+
 # -- The table ---------------------------------------------------------------------------------------------------------
 
 
@@ -250,7 +255,7 @@ def _shapes(pages: Any, side: Any) -> object:
 
 _PAGES = Kind("array", plain=_shapes)
 _OPTIONS = {"num_slices": Kind(fault=_numbered_badly), "kv_dtype": _TYPE}
-_SCALES = {"k_scale": _one_of(0.0, True), "v_scale": _one_of(-1.0)}
+_SCALES = {"k_scale": wrong(0.0, True), "v_scale": wrong(-1.0)}
 _STORED = ("CACHE-2", "CACHE-4")
 
 
@@ -264,17 +269,42 @@ def _writes(function: str, arguments: dict[str, Kind], options: dict[str, Kind])
         when=lambda known: known.layout.update == function,
         draw=_update(next(iter(arguments))),
         weight=7,
+        spoils=1,
         by_name=tuple(options),
         logged=False,
     )
 
 
-def _moves(name: str, arguments: str, clause: str, **more: Any) -> Method:
-    kinds = dict.fromkeys(arguments.split(), Kind())
-    return Method(name, kinds, _PAGES, clause, optional=True, logged=False, **more)
+def _moves(name: str, arguments: Mapping[str, Kind], clause: str, **more: Any) -> Method:
+    return Method(name, arguments, _PAGES, clause, optional=True, logged=False, spoils=1, **more)
 
 
-_CHECKED = {"validate": _one_of(1)}
+_CHECKED = {"validate": wrong(1)}
+_NO_PAGES, _NO_VERSION = wrong(1, "pages"), wrong("v1", 3)
+
+
+def _of_tokens(name: str) -> Kind:
+    """Rows of a step's tokens: one too few, of another type, or with an axis too many."""
+
+    def spoil(source: Source, _: Any, given: Given) -> Any:
+        rows: Numbers = given[name]
+        fewer = replace(rows, shape=(rows.shape[0] - 1, *rows.shape[1:]))
+        return source.one_of(
+            [fewer, replace(rows, dtype="int32", times=_CONTENTS["normal"]), replace(rows, columns=None)]
+        )
+
+    return Kind(fault=spoil)
+
+
+def _of_pages(name: str) -> Kind:
+    """An entry for each page: of a wrong type, one too few, or no array."""
+
+    def spoil(source: Source, _: Any, given: Given) -> Any:
+        good: Spelled = given[name]
+        return source.one_of([replace(good, how=Spelling.INT64), replace(good, values=good.values[:-1]), 1])
+
+    return Kind(fault=spoil)
+
 
 CACHES = Table(
     "caches",
@@ -283,30 +313,62 @@ CACHES = Table(
         _writes(
             "kv_cache_update",
             {
-                "kv_pages": Kind(),
+                "kv_pages": _NO_PAGES,
                 "keys": Kind(fault=_keys_badly),
                 "values": Kind(fault=_values_badly),
                 "slot_mapping": Kind(fault=_named_badly),
             },
-            _OPTIONS | _SCALES | {"version": Kind()} | _CHECKED,
+            _OPTIONS | _SCALES | {"version": _NO_VERSION} | _CHECKED,
         ),
         _writes(
             "mla_cache_update",
-            dict.fromkeys(("latent_pages", "latents", "rotary", "slot_mapping"), Kind()),
-            dict.fromkeys(("num_slices", "kv_dtype", "validate"), Kind()),
+            {
+                "latent_pages": _NO_PAGES,
+                "latents": _of_tokens("latents"),
+                "rotary": _of_tokens("rotary"),
+                "slot_mapping": Kind(fault=_named_badly),
+            },
+            {"num_slices": Kind(fault=_numbered_badly), "kv_dtype": _TYPE, **_CHECKED},
         ),
         _moves(
             "copy_pages",
-            "pages sources destinations num_slots version",
+            {
+                "pages": _NO_PAGES,
+                "sources": _of_pages("sources"),
+                "destinations": _of_pages("destinations"),
+                "num_slots": wrong(1, ints(1)),
+                "version": _NO_VERSION,
+            },
             "MAN-13",
             where=_of_slots,
             refuses=("MAN-17",),
             by_name=("num_slots", "version", "validate"),
+            options=_CHECKED,
             draw=_copied,
             weight=1,
         ),
-        _moves("export_pages", "pages page_ids num_slots version", "SWAP-2", by_name=("version",), draw=_exported),
-        _moves("read_states", "pages page_ids", "MAN-13"),
-        _moves("write_states", "pages page_ids states", "SWAP-2", by_name=("validate",)),
+        _moves(
+            "export_pages",
+            {
+                "pages": _NO_PAGES,
+                "page_ids": _of_pages("page_ids"),
+                "num_slots": _of_pages("num_slots"),
+                "version": _NO_VERSION,
+            },
+            "SWAP-2",
+            by_name=("version",),
+            draw=_exported,
+        ),
+        _moves(
+            "read_states", {"pages": _NO_PAGES, "page_ids": wrong(1, ints(0, how=Spelling.INT64))}, "MAN-13", draw=_read
+        ),
+        _moves(
+            "write_states",
+            {"pages": _NO_PAGES, "page_ids": wrong(1, ints(0, how=Spelling.INT64)), "states": _NO_PAGES},
+            "SWAP-2",
+            by_name=("validate",),
+            options=_CHECKED,
+            draw=_put_back,
+        ),
     ),
 )

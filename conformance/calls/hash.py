@@ -4,14 +4,14 @@ What is known when a call is drawn is a machine's (`kvproof.conformance.machines
 and which extra keys requests have. The root of all keys is ``root``.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from kvproof.spec.declarations import CacheSalt, LoraAdapter, MultimodalItem
 
 from .datum import Prompt, Ref
-from .kinds import PLAIN, number, spelled
+from .kinds import PLAIN, number, spelled, wrong
 from .method import Given, Kind, Method, Table
 from .source import Source
 from .spelling import NUMBERS
@@ -34,11 +34,6 @@ _BAD_EXTRA_KEYS: tuple[Any, ...] = (
     ("a salt by itself",),
 )
 _ROOT = Ref("root")
-
-
-def _wrong(*values: Any) -> Callable[[Source, Any, Given], Any]:
-    """One of some values that are wrong."""
-    return lambda source, *_: source.one_of(values)
 
 
 def _key(key: Any, _: Any) -> tuple[Any, ...]:
@@ -79,8 +74,8 @@ def _blame(expected: Sequence[Any], observed: Sequence[Any]) -> str:
     return "HASH-1"
 
 
-_FUNCTION = Kind(good=lambda _, known: Ref(known.function), fault=_wrong(hash))
-_SEED = Kind(good=lambda source, _: source.one_of([b"", b"kvproof", b"\x00" * 32]), fault=_wrong("a", 1))
+_FUNCTION = wrong(hash, good=lambda _, known: Ref(known.function))
+_SEED = wrong("a", 1, good=lambda source, _: source.one_of([b"", b"kvproof", b"\x00" * 32]))
 _ASKED = Kind(
     "request", fault=lambda source, _, given: replace(given["request"], extra_keys=source.one_of(_BAD_EXTRA_KEYS))
 )
@@ -88,7 +83,7 @@ _ASKED = Kind(
 
 def _function(name: str, arguments: Mapping[str, Kind], result: Kind, **more: Any) -> Method:
     by_name = ("none_hash",) if "draw" in more else ()
-    return Method(name, arguments, result, "HASH-1", reads=True, by_name=by_name, logged=False, **more)
+    return Method(*(name, arguments, result, "HASH-1"), reads=True, by_name=by_name, logged=False, **more)
 
 
 HASHING = Table(
@@ -99,9 +94,9 @@ HASHING = Table(
             "hash_page_tokens",
             {
                 "hash_function": _FUNCTION,
-                "parent_page_hash": Kind(fault=_wrong(0, -1, "a", True)),
-                "curr_page_token_ids": Kind(fault=_wrong(*_NO_TOKENS)),
-                "extra_keys": Kind(fault=_wrong(*_NO_KEYS)),
+                "parent_page_hash": wrong(0, -1, "a", True),
+                "curr_page_token_ids": wrong(*_NO_TOKENS),
+                "extra_keys": wrong(*_NO_KEYS),
             },
             Kind("key", plain=_key),
             where=lambda _, given: "HASH-1" if given["extra_keys"] is None else "HASH-2",

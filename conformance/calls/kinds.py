@@ -1,7 +1,7 @@
 """Kinds of arguments and results that several interfaces share."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,11 @@ __all__ = [
         "PAGE_GIVEN",
         "IDS_GIVEN",
         "NEGATIVE",
+        "FLAG",
+        "POOL_OPTIONS",
+        "REQUEST_ID",
     ),
-    *("grouped", "number", "numbers_of", "recorded", "spelled", "wrong_groups"),
+    *("grouped", "number", "numbers_of", "recorded", "spelled", "wrong", "wrong_groups"),
 ]
 
 COUNTS = ("ref_cnt", "not in the queue exactly while at 0", "free pages", "numbers of free pages")
@@ -56,7 +59,30 @@ def numbers_of(array: Any) -> tuple[str, Any]:
     return _name_of(values.dtype), values.tolist()
 
 
+def wrong(*values: Any, log: str = "plain", **more: Any) -> Kind:
+    """A kind of which some values are wrong, whatever happened before.
+
+    Args:
+        values: these values.
+        log: how a log writes it.
+        more: what else the kind has.
+    """
+    return Kind(log, fault=lambda source, *_: source.one_of(values), **more)
+
+
 PLAIN = Kind()
+FLAG = wrong(1, "yes")
+"""A bool; R1 takes no int for one."""
+
+REQUEST_ID = wrong(None, 1, log="id")
+
+POOL_OPTIONS: Mapping[str, Kind] = {
+    **dict.fromkeys(("unhashed_first", "enable_events"), FLAG),
+    "counter_sampling": wrong(0, *NEGATIVE),
+    "eviction": wrong("oldest", 1, None),
+    **dict.fromkeys(("max_pinned_pages", "max_pinned_pages_per_salt"), wrong(-1, *NO_INTS[:-1])),
+}
+"""The options of a pool, each with values that make no sense."""
 ARRAY = Kind("array", plain=lambda array, _: numbers_of(array))
 NONE = Kind("none")
 PAGES_GIVEN = Kind("pages", plain=page_list)

@@ -10,9 +10,11 @@ from typing import Any
 
 from kvproof.spec.declarations import ManagerOptions, PageRemoved, PageStored
 
+from . import manager_arguments as kinds
 from .datum import LEFT_OUT, Holder, Minus, Spelled
-from .kinds import HASHES, NONE, PLAIN, recorded
+from .kinds import HASHES, NONE, PLAIN, REQUEST_ID, recorded, wrong
 from .method import EVERY, Given, Kind, Method, Table
+from .pool import NOW
 from .readings import page_list
 
 __all__ = ["COUNTS", "HIT_AGAIN", "MANAGER", "MOST_PAGES", "PAGE_LISTS", "SHARDS", "StrangePage", "event"]
@@ -96,7 +98,7 @@ def _ints(values: Any, _: Any) -> Any:
     return list(map(int, values))
 
 
-_REQUEST, _ID, _HITS, _TABLES, _COUNTERS = (Kind(name) for name in ("request", "id", "hits", "tables", "counters"))
+_COUNTERS = Kind("counters")
 _GROUPS, _HIT, _BATCH = (
     Kind("groups", plain=_lists),
     Kind("hit", plain=lambda found, side: (_lists(found[0], side), int(found[1]))),
@@ -111,10 +113,6 @@ _DOCUMENT = Kind("document", plain=lambda *_: None)
 _COUNT, _COUNTED_PAGES = Kind(plain=lambda count, _: int(count)), Kind(plain=_ints)
 
 # -- The rows ----------------------------------------------------------------------------------------------------------
-
-
-def _plain(names: str) -> dict[str, Kind]:
-    return dict.fromkeys(names.split(), PLAIN)
 
 
 def _changes(
@@ -133,24 +131,21 @@ def _property(name: str, result: Kind, clause: str, **more: Any) -> Method:
     return _reads(name, {}, result, clause, form="get", **more)
 
 
-_OF_REQUEST = {"request": _REQUEST}
-_OF_ID = {"request_id": _ID}
-_LENGTH = {**_OF_REQUEST, **_plain("num_tokens")}
-_SLOTS = {
-    **_OF_REQUEST,
-    **_plain("num_new_tokens num_new_computed_tokens"),
-    "new_computed_pages": _HITS,
-    **_plain("num_lookahead_tokens delay_cache_pages"),
-}
-_STEP = {
-    **_plain("slots num_computed_tokens num_new_tokens num_lookahead_tokens delay_cache_pages"),
-    "tables": _TABLES,
-    **_plain("rows"),
-}
-_COUNTED = {**_OF_REQUEST, **_plain("num_scheduled_requests")}
-_BUILT = _plain("num_pages kv_cache_groups max_model_len")
-_RANKING = {**_OF_REQUEST, **_plain("priority num_tokens expires_at")}
+_OF_REQUEST = {"request": kinds.REQUEST}
+_OF_ID = {"request_id": REQUEST_ID}
 _OPTIONS = ("enable_caching", "use_eagle", *recorded(ManagerOptions))
+
+
+def _built(name: str, first: Mapping[str, Any], arguments: Mapping[str, Kind], **options: Kind) -> Method:
+    """A constructor, whose options good calls leave out."""
+    return Method(
+        *(name, arguments, NONE, "R1"),
+        form="build",
+        by_name=_OPTIONS,
+        options=kinds.OPTIONS | options,
+        draw=lambda *_: {**first, "num_pages": 4, "kv_cache_groups": [], "max_model_len": 8},
+        spoils=3,
+    )
 
 
 def _slots_less(given: Given) -> Iterator[Given]:
@@ -203,26 +198,36 @@ _FREED = dict.fromkeys(("pages of requests", *COUNTS, "host rows", "pages in a r
 )
 
 _BOTH = (
-    _changes("get_computed_pages", _OF_REQUEST, _HIT, "MAN-1"),
-    _changes("get_junction", _OF_REQUEST, _COUNT, "RET-2", reads=True, optional=True),
+    _changes("get_computed_pages", _OF_REQUEST, _HIT, "MAN-1", spoils=1),
+    _changes("get_junction", _OF_REQUEST, _COUNT, "RET-2", reads=True, optional=True, spoils=1),
     _changes(
-        *("allocate_slots", _SLOTS, _GROUPS, "MAN-2", _GRANTED | dict.fromkeys(HASHES, "MAN-3")),
+        *("allocate_slots", kinds.SLOTS, _GROUPS, "MAN-2", _GRANTED | dict.fromkeys(HASHES, "MAN-3")),
         by_name=("delay_cache_pages",),
         less=_slots_less,
+        spoils=5,
     ),
-    _changes("cache_pages", {**_OF_REQUEST, **_plain("num_computed_tokens")}, NONE, "MAN-3"),
+    _changes("cache_pages", {"request": kinds.LIVE, "num_computed_tokens": kinds.TOKENS}, NONE, "MAN-3", spoils=3),
     _changes(
-        *("free", {**_OF_REQUEST, **_plain("num_written")}, _HOLDERS, "MAN-4", _FREED),
+        *("free", {**_OF_REQUEST, "num_written": kinds.WRITTEN}, _HOLDERS, "MAN-4", _FREED),
         where=_withdraws,
         less=_free_less,
+        spoils=2,
     ),
-    _changes("free_page_hashes", _OF_REQUEST, NONE, "MAN-6"),
-    _reads("get_page_ids", _OF_ID, _LISTED, "MAN-2"),
-    _reads("get_num_common_prefix_pages", _COUNTED, _COUNTED_PAGES, "MAN-10", optional=True, last=True),
-    _changes("swap_out", _OF_REQUEST, _PLAN, "SWAP-1", capability="swap"),
-    _changes("swap_in", _OF_REQUEST, _PLAN, "SWAP-1", capability="swap"),
-    _changes("swap_done", _plain("swap_id"), NONE, "SWAP-1", capability="swap"),
-    _reads("get_host_page_ids", _OF_ID, _LISTED, "SWAP-1", capability="swap"),
+    _changes("free_page_hashes", _OF_REQUEST, NONE, "MAN-6", spoils=1),
+    _reads("get_page_ids", _OF_ID, _LISTED, "MAN-2", spoils=1),
+    _reads(
+        "get_num_common_prefix_pages",
+        {"request": kinds.RUNNING, "num_scheduled_requests": kinds.AS_MANY},
+        _COUNTED_PAGES,
+        "MAN-10",
+        optional=True,
+        last=True,
+        spoils=3,
+    ),
+    _changes("swap_out", _OF_REQUEST, _PLAN, "SWAP-1", capability="swaps", spoils=1),
+    _changes("swap_in", _OF_REQUEST, _PLAN, "SWAP-1", capability="swaps", spoils=1),
+    _changes("swap_done", {"swap_id": kinds.SWAP_ID}, NONE, "SWAP-1", capability="swaps", spoils=4),
+    _reads("get_host_page_ids", _OF_ID, _LISTED, "SWAP-1", capability="swaps", spoils=1),
     _changes("reset_prefix_cache", {}, PLAIN, "POOL-9"),
     _reads("create_empty_page_list", {}, _GROUPS, "MAN-2", logged=False),
     _property("usage", PLAIN, "POOL-10"),
@@ -233,24 +238,37 @@ MANAGER = Table(
     "manager",
     "CacheManager",
     (
-        Method("CacheManager", _BUILT, NONE, "R1", form="build", by_name=_OPTIONS),
+        _built("CacheManager", {}, kinds.BUILT),
         *_BOTH,
         _changes(
             "allocate_slots_batch",
-            _STEP,
+            kinds.STEP,
             _BATCH,
             "MAN-11",
             by_name=("delay_cache_pages", "tables", "rows"),
             less=_batch_less,
+            draw=lambda source, known: known.good_step(source),
+            capability="batch",
+            spoils=1,
         ),
-        _reads("slot_of", _OF_ID, PLAIN, "MAN-11"),
+        _reads("slot_of", _OF_ID, PLAIN, "MAN-11", spoils=1),
         _reads("take_page_copies", {}, _COPIES, "MAN-13"),
-        _changes("pin_prefix", _LENGTH, _PIN, "PIN-1", capability="pins"),
-        _changes(*("unpin_prefix", _plain("pin_id"), NONE, "PIN-1", dict.fromkeys(COUNTS, "PIN-1")), capability="pins"),
-        _changes("set_prefix_priority", _RANKING, PLAIN, "PIN-2", _RANKED, capability="pins"),
-        _changes("advance_time", _plain("now"), NONE, "PIN-2", _RANKED, capability="pins"),
-        _changes("receive_pages", _LENGTH, _PLAN, "SWAP-2", capability="swap"),
-        _changes("evict_pages", _plain("page_ids"), NONE, "POOL-11", _CACHED, optional=True),
+        _changes(
+            *("pin_prefix", {**_OF_REQUEST, "num_tokens": kinds.LENGTH}, _PIN, "PIN-1"), capability="pins", spoils=2
+        ),
+        _changes(
+            *("unpin_prefix", {"pin_id": kinds.PIN_ID}, NONE, "PIN-1", dict.fromkeys(COUNTS, "PIN-1")),
+            capability="pins",
+            spoils=3,
+        ),
+        _changes("set_prefix_priority", kinds.RANKING, PLAIN, "PIN-2", _RANKED, capability="pins", spoils=4),
+        _changes("advance_time", {"now": NOW}, NONE, "PIN-2", _RANKED, capability="pins", spoils=3),
+        _changes(
+            *("receive_pages", {**_OF_REQUEST, "num_tokens": kinds.NEW_TOKENS}, _PLAN, "SWAP-2"),
+            capability="swaps",
+            spoils=2,
+        ),
+        _changes("evict_pages", {"page_ids": kinds.IDS}, NONE, "POOL-11", _CACHED, optional=True, spoils=1),
         _reads("take_events", {}, _EVENTS, "MAN-12", optional=True),
         _property("counters", _COUNTERS, "MAN-12"),
         _property("num_free_host_pages", PLAIN, "SWAP-1", logged=False),
@@ -260,8 +278,20 @@ MANAGER = Table(
         _property("req_to_page_hashes", Kind("keys", plain=_chains), "HASH-3", optional=True, logged=False, last=True),
         _reads("snapshot", {}, _DOCUMENT, "MAN-14", logged=False),
         Method(
-            *("restore", {"snapshot": _DOCUMENT, "requests": Kind("requests")}, NONE, "MAN-14"),
+            *(
+                "restore",
+                {
+                    "snapshot": wrong(None, "x", [], 1, log="document"),
+                    "requests": wrong(None, 1, [None], "a", log="requests"),
+                },
+                NONE,
+                "MAN-14",
+            ),
             by_name=("hash_function", "hash_seed"),
+            options={"hash_function": wrong(1, "sha256", None)},
+            capability="snapshots",
+            draw=lambda _, known: known.good_snapshot(),
+            spoils=1,
             logged=False,
         ),
     ),
@@ -272,10 +302,15 @@ SHARDS = Table(
     "shards",
     "ShardedCacheManager",
     (
-        Method("ShardedCacheManager", _plain("num_shards") | _BUILT, NONE, "R1", form="build", by_name=_OPTIONS),
+        _built(
+            "ShardedCacheManager",
+            {"num_shards": 2},
+            {"num_shards": kinds.SHARDS, **kinds.BUILT},
+            placement=kinds.PLACEMENT,
+        ),
         *_BOTH,
-        _reads("shard_of", _OF_ID, PLAIN, "POOL-12"),
-        _reads("take_page_copies", _plain("shard"), _COPIES, "MAN-13"),
+        _reads("shard_of", _OF_ID, PLAIN, "POOL-12", spoils=1),
+        _reads("take_page_copies", {"shard": kinds.SHARD}, _COPIES, "MAN-13", spoils=2),
     ),
     _INNER,
 )

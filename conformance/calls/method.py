@@ -57,6 +57,7 @@ class Method:
     Attributes:
         name: its name.
         arguments: the kinds of its arguments by name, in order.
+        options: the kinds of further ones, given by name, which good calls leave out.
         result: the kind of its result.
         clause: the label that a wrong result is charged to.
         charges: labels for differences of the state after it, by field, where not the field's own; see `EVERY`.
@@ -96,6 +97,7 @@ class Method:
     draw: Callable[[Source, Any], Given] | None = None
     less: Callable[[Given], Iterator[Given]] | None = None
     by_name: tuple[str, ...] = ()
+    options: Mapping[str, Kind] = field(default_factory=dict)
     logged: bool = True
 
     @cached_property
@@ -104,6 +106,15 @@ class Method:
         return frozenset(
             {self.clause, *self.refuses, *(label for label in self.charges.values() if isinstance(label, str))}
         )
+
+    @cached_property
+    def kinds(self) -> Mapping[str, Kind]:
+        """The kinds of all arguments by name, those included that good calls leave out."""
+        return {**self.arguments, **self.options}
+
+    def faults(self, known: Any) -> list[str]:
+        """The arguments that can be wrong in a call that is made now."""
+        return [name for name, kind in self.kinds.items() if kind.fault is not None and known.can_spoil(self, name)]
 
     def possible(self, known: Any) -> bool:
         """Whether a call of it can be drawn."""
@@ -117,10 +128,9 @@ class Method:
 
     def spoilt(self, source: Source, known: Any) -> tuple[str, dict[str, Any]]:
         """Arguments with one thing wrong, and the name of the one that is."""
-        faults = [name for name, kind in self.arguments.items() if kind.fault is not None]
-        name = source.one_of(faults)
+        name = source.one_of(self.faults(known))
         given = self.drawn(source, known) if self.possible(known) else {}
-        spoil = self.arguments[name].fault
+        spoil = self.kinds[name].fault
         assert spoil is not None, "only kinds with faults are chosen"
         wrong = spoil(source, known, given)
         given |= wrong if isinstance(wrong, dict) else {name: wrong}

@@ -20,6 +20,7 @@ from .kinds import (
     PAGES_FOUND,
     PAGES_GIVEN,
     PLAIN,
+    POOL_OPTIONS,
     grouped,
     number,
     recorded,
@@ -31,7 +32,7 @@ from .source import Source
 from .spelling import NUMBERS
 from .values import BAD_TIMES, NO_INTS, NO_LISTS, PRIORITIES, STRANGER
 
-__all__ = ["POOL"]
+__all__ = ["EXPIRY", "NOW", "POOL", "PRIORITY"]
 
 OTHER = Ref("other")
 """A page of another pool."""
@@ -282,15 +283,15 @@ _RANKED = Kind(
     _ranked_badly,
     lambda known: known.cached(),
 )
-_PRIORITY = Kind(
+PRIORITY = Kind(
     good=lambda source, _: source.one_of(PRIORITIES),
     fault=lambda source, *_: source.one_of([2**31, -(2**31) - 1, *NO_INTS]),
 )
-_EXPIRY = Kind(
+EXPIRY = Kind(
     good=_expiry,
     fault=lambda source, known, _: source.likely([known.now, known.now - 1], BAD_TIMES),
 )
-_NOW = Kind(
+NOW = Kind(
     good=lambda source, known: known.now + source.one_of([1, 0.5, 0, 3]),
     fault=lambda source, known, _: source.likely([known.now - 1], [None, *BAD_TIMES]),
 )
@@ -369,7 +370,7 @@ _COUNTED = tuple(field.name for field in fields(CacheCounters))
 _COUNTERS = Kind("counters", plain=lambda counted, _: {name: getattr(counted, name) for name in _COUNTED})
 _BUILT = {"num_pages": number(2, 9, (1, True, 4.0, -3)), "enable_caching": Kind(fault=lambda *_: 1)}
 _LOOKED_UP = {"page_hash": _KEY, "kv_cache_group_ids": _GROUP_IDS}
-_RANKING = {"pages": _RANKED, "priority": _PRIORITY, "expires_at": _EXPIRY}
+_RANKING = {"pages": _RANKED, "priority": PRIORITY, "expires_at": EXPIRY}
 _ORDERS = ("POOL-4", "PIN-2")
 _CACHED = ("R2", "HASH-3", "POOL-8")
 
@@ -377,7 +378,17 @@ POOL = Table(
     "pool",
     "PagePool",
     (
-        Method("PagePool", _BUILT, NONE, "R1", form="build", draw=_built, by_name=recorded(PoolOptions), spoils=1),
+        Method(
+            "PagePool",
+            _BUILT,
+            NONE,
+            "R1",
+            form="build",
+            draw=_built,
+            by_name=recorded(PoolOptions),
+            options=POOL_OPTIONS,
+            spoils=1,
+        ),
         _reads("get_num_free_pages", PLAIN, "POOL-2"),
         _reads("get_usage", PLAIN, "POOL-10"),
         Method(
@@ -422,7 +433,7 @@ POOL = Table(
         _reads("num_pinned_pages", PLAIN, "PIN-1", form="get", capability="pins"),
         _pins("set_priority", _RANKING, "PIN-2", charges=_RANKED_STATE, weight=4, spoils=5),
         _reads("get_priority", PLAIN, "PIN-2", arguments={"page_id": _PAGE_ID}, capability="pins", spoils=2),
-        _pins("advance_time", {"now": _NOW}, "PIN-2", charges=_RANKED_STATE, when=_can_age, weight=2, spoils=2),
+        _pins("advance_time", {"now": NOW}, "PIN-2", charges=_RANKED_STATE, when=_can_age, weight=2, spoils=2),
         _reads("take_events", _EVENTS, "MAN-12", optional=True, last=True, when=_tells, weight=1),
         _reads("counters", _COUNTERS, "MAN-12", form="get", optional=True, last=True, when=_counts, weight=1),
     ),

@@ -19,7 +19,17 @@ __all__ = ["SEEDED_BUGS", "SERVED_BUGS", "SeededBug"]
 
 _MODULES = (
     *("amid", "attention", "batches", "cached_map", "caches", "events", "eviction", "extra_keys", "hits", "keys"),
-    *("manager", "null_pages", "ownership", "publishing", "queue_and_pool", "retention", "served", "served_keys"),
+    *(
+        "manager",
+        "null_pages",
+        "ownership",
+        "publishing",
+        "queue_and_pool",
+        "refusals",
+        "retention",
+        "served",
+        "served_keys",
+    ),
     *("size", "spellings", "swaps", "tables"),
 )
 

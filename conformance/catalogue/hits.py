@@ -197,7 +197,7 @@ def _fine_keys(coordinator: Any, group: Any, fine: int) -> Iterator[tuple[tuple[
         yield (place, path[: 4 * fine * (place + 1)]), pages[0]
 
 
-@seeded(28, "MAN-1", "window", also=("MAN-8",))
+@seeded(28, "MAN-1", "window", also=("MAN-8", "HIT-1"))
 def window_looked_up_past_the_keys(fast: ModuleType) -> SimpleNamespace:
     """Keys are made at a request's first look-up, and are too few for a window once it has grown (EasyDeL).
 

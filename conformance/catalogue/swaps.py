@@ -89,7 +89,7 @@ def freed_on_the_first_shard(_: ModuleType, self: Any, request: Any, num_written
     return next(live, self.shards[0]).free(request, num_written)
 
 
-@seeded(FORESEEN, "POOL-12", "shards")
+@seeded(FORESEEN, "POOL-12", "shards", also=("R1",))
 def waiting_tokens_do_not_count(fast: ModuleType) -> SimpleNamespace:
     """All streams of a prompt come to the shard that has it cached, however many tokens wait there."""
 

@@ -92,12 +92,16 @@ def numbers_of(entry: Any) -> list[int]:
 
 def as_column(values: Any) -> Any:
     """A copy of the numbers that a call was given, or the one number; anything that is neither as it is."""
-    if type(values) is int:
-        return values
+    if type(values) is int or isinstance(values, np.integer):
+        return int(values)
     if type(values) is np.ndarray and values.ndim == 1 and values.dtype.kind in "iu":
         return values.tobytes() if values.dtype is _INT64 else values.astype(np.int64).tobytes()
-    if isinstance(values, list | tuple | range) and set(map(type, values)) <= {int}:
-        return np.array(values, np.int64).tobytes()
+    if (
+        isinstance(values, Sequence)
+        and not isinstance(values, str | bytes)
+        and all(kind is int or issubclass(kind, np.integer) for kind in set(map(type, values)))
+    ):
+        return np.array(list(values), np.int64).tobytes()
     return values
 
 

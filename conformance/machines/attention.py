@@ -7,13 +7,17 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ..backends.levels import LEVELS
+from ..calls.arrays import ATTENTION
+from ..calls.datum import Call, Ref
 from ..calls.deviation import SpecificationError, attempt
+from ..calls.method import Method, Table
 from .arrays import SLIGHT, Array, Near, shape_and_type, worst
-from .base import Nothing, Side
+from .base import Both, Side
 from .binding import bound_together
 from .cache import CacheMachine
+from .calling import Calling, Calls
 from .draws import Drawing
-from .properties import operation, start, step
+from .properties import start, step
 from .ragged import (
     BASES,
     COMMON,
@@ -34,11 +38,11 @@ from .ragged import (
 __all__ = ["Attention", "Latents", "Limits", "RaggedMachine"]
 
 
-Call = Callable[[list[Any], dict[str, Any]], Any]
+Attend = Callable[[list[Any], dict[str, Any]], Any]
 
 
 def blame(
-    batch: Batch, call: Call, near: Near, seen: Array, place: tuple[int, ...], harmless: Collection[str] = ()
+    batch: Batch, call: Attend, near: Near, seen: Array, place: tuple[int, ...], harmless: Collection[str] = ()
 ) -> str | None:
     """The clause by which a result is wrong.
 
@@ -68,14 +72,14 @@ def blame(
     return "ATT-1"
 
 
-def _right(batch: Batch, near: Near, call: Call, arguments: list[Any]) -> bool:
+def _right(batch: Batch, near: Near, call: Attend, arguments: list[Any]) -> bool:
     again = attempt(lambda: np.asarray(call(arguments, batch.keywords())))
     if again.error is not None or again.value.shape != near.right.shape:
         return False
     return worst(near, again.value) is None
 
 
-def _scales_are_missing(batch: Batch, call: Call) -> bool:
+def _scales_are_missing(batch: Batch, call: Attend) -> bool:
     """Whether the backend gives the same whatever the scales are."""
     named = batch.keywords()
 
@@ -90,132 +94,108 @@ def _scales_are_missing(batch: Batch, call: Call) -> bool:
     return False
 
 
-_STRIDE = 7
-"""A step makes every seventh of the calls with a fault: each fault alone is one of some fifty."""
-
-_NAMES = ("queries", "kv_pages", "kv_lens", "page_table", "cu_q_lens", "num_seqs")
+_MISUSES = 8
+"""Calls with a fault that a step makes: each fault is one of some fifty, and is refused at once."""
 
 
-class AttentionFaults(CacheMachine):
+class AttentionFaults(CacheMachine, Calling):
     """The steps of the attention machine that must be refused.
+
+    A side has the arrays of a good call by the names of the arguments.
 
     Attributes:
         simplest: the simplest setup that the backend takes; "" if it takes none of the simple ones.
+        simple: the setups that are simple.
+        spoilt_functions: the functions that are called with a fault.
     """
 
-    simplest = "plain"
+    tables: ClassVar[tuple[Table, ...]] = (ATTENTION,)
+    simple: ClassVar[tuple[str, ...]] = ("plain", "rows")
+    spoilt_functions: ClassVar[tuple[str, ...]] = ("ragged_paged_attention", "fused_ragged_paged_attention")
+    simplest = ""
+    checks_numbers = False
+
+    @classmethod
+    def rows(cls) -> list[Method]:
+        """See `Calling.rows`: the functions that attend."""
+        return [ATTENTION[name] for name in cls.spoilt_functions]
 
     @step(when=lambda self: self.simplest)
-    def misuse(self, data: Drawing) -> None:
+    def misuse(self, source: Drawing) -> Calls:
         """Wrong types, shapes and options; lengths, starts and page ids that are impossible, where they are checked."""
-        first = data.draw(st.integers(0, _STRIDE - 1))
-        for number in range(first, len(self.faults()), _STRIDE):
-            self.misuse_once(number)
+        rows = [row for row in self.rows() if self.taken(row.name, SETUPS[self.simplest])]
+        for _ in range(_MISUSES):
+            row = source.one_of(rows)
+            self.checks_numbers = self.backend.names.accepts(row.name, "validate")
+            yield self.spoilt(row, source)
 
-    @operation
-    def misuse_once(self, number: int) -> None:
-        """One of the calls with a fault."""
-        faults = self.faults()
-        if number >= len(faults):
-            raise Nothing
-        batch = self.right_batch()
-        arguments = dict(zip(_NAMES, batch.arguments(), strict=True)) | faults[number]
-        shown = ", ".join(f"{name}={_told(value)}" for name, value in faults[number].items())
-        given = [arguments.pop(name) for name in _NAMES]
-        tried = self.call(
-            f"ragged_paged_attention(..., {shown})  # of {batch}",
-            lambda side: side.names.get("ragged_paged_attention")(*given, **arguments),
-            "R1",
-        )
-        if not tried.refused:
+    def taken(self, function: str, setup: Setup) -> bool:
+        """Whether the backend has a function, and takes what a setup describes: ``kvproof_takes_setup`` says so."""
+        if not self.offered(function) or (setup.layout.scaled and not self.offered("ScaledPages")):
+            return False
+        names = self.backend.names
+        keywords = [*setup.keywords, *(["sinks"] if setup.sinks else [])]
+        lacking = {f"{function}({keyword})" for keyword in keywords if not names.accepts(function, keyword)}
+        if lacking:
+            self.session.lacks |= lacking
+            return False
+        return not names.offers("kvproof_takes_setup") or bool(names.get("kvproof_takes_setup")(function, setup))
+
+    def make_call(self, call: Call) -> Both:
+        """See `Calling.make_call`: each of them is refused."""
+        both = super().make_call(call)
+        if call.fault and not both.refused:
             raise SpecificationError(f"the specification is wrong: {self.calls[-1]} was not refused")
+        return both
+
+    def put_arrays(self) -> None:
+        """Gives both sides the arrays of a good call."""
+        batch = self.right_batch()
+        of_latents = batch.kind.is_latent
+        names = [name for name in ATTENTION[self.rows()[0].name].arguments if name != "scale"]
+        arrays = dict(zip(names, batch.arguments(), strict=True))
+        if not of_latents:
+            arrays |= dict(zip(("keys", "values"), batch.new_tokens(), strict=True))
+        cache = "latent_pages" if of_latents else "kv_pages"
+        for side in (self.spec, self.backend):
+            side.put(arrays | {cache: batch.kind.layout.given_to(side.names, arrays[cache])})
 
     def right_batch(self) -> Batch:
         """The batch that faults are put into."""
         return Batch(self.simplest, (1, 2), (3, 5), ((1,), (2, 3)), (0, 0))
 
-    def faults(self) -> list[dict[str, Any]]:
-        """Every fault, as the arguments and options that are wrong, of those that the backend's function knows."""
-        good = dict(zip(_NAMES, self.right_batch().arguments(), strict=True))
-        faults = [*self.of_types(good), *self.of_options(), *self.of_lengths(good), *self.of_pages(good)]
-        takes = self.backend.names.accepts
-        return [f for f in faults if all(name in good or takes("ragged_paged_attention", name) for name in f)]
+    @property
+    def most_keys(self) -> int:
+        """The longest context of a good call's sequences."""
+        return SETUPS[self.simplest].most_keys
 
-    def of_types(self, good: dict[str, Any]) -> list[dict[str, Any]]:
-        """Arrays of wrong types and shapes; lengths of 64 bits would be cut to 32 by the device."""
-        layout, queries = SETUPS[self.simplest].layout, good["queries"]
-        return [
-            *({name: good[name].astype(np.int64)} for name in _NAMES[2:]),
-            *({name: good[name][:-1]} for name in ("kv_lens", "cu_q_lens", "page_table")),
-            *({name: good[name].tolist()} for name in ("kv_lens", "queries")),
-            {"num_seqs": 1},
-            {"queries": np.zeros(queries.shape, np.int32)},
-            {"queries": queries[:, :3]},
-            {"queries": queries[:, :, 0]},
-            {"queries": np.zeros((*queries.shape[:2], 300), np.float32)},
-            {"kv_pages": good["kv_pages"][0]},
-            {"kv_pages": good["kv_pages"].view(np.int32)},
-            {"page_table": good["page_table"][0]},
-            {"sinks": np.zeros(3, np.float32)},
-            {"sinks": np.zeros(2 * layout.heads, np.int32)},
-        ]
+    @property
+    def num_pages(self) -> int:
+        """The pages of a good call."""
+        return SETUPS[self.simplest].layout.num_pages
 
-    def of_options(self) -> list[dict[str, Any]]:
-        """Options that mean nothing."""
-        return [
-            *({name: value} for name in ("window", "chunk") for value in (0, -1, True, 1.0)),
-            *({name: value} for name in ("soft_cap", "q_scale", "k_scale", "v_scale") for value in (0.0, -1.0, "1")),
-            *({"num_kv_heads": value} for value in (0, 3, True)),
-            *({"v_head_dim": value} for value in (0, -1, 1.0)),
-            {"scale": "1"},
-            {"causal": 1},
-            {"validate": 1},
-            {"kv_dtype": "bfloat16"},
-        ]
+    @property
+    def num_tokens(self) -> int:
+        """The query tokens of a good call."""
+        return SETUPS[self.simplest].num_tokens
 
-    def of_lengths(self, good: dict[str, Any]) -> list[dict[str, Any]]:
-        """Lengths and starts that contradict each other."""
-        most = SETUPS[self.simplest].most_keys
-        rows, starts = good["kv_lens"], good["cu_q_lens"]
-        faults = [
-            *({"kv_lens": _with(rows, 1, value)} for value in (-1, 1, most + 1, 2**31 - 1)),
-            *({"cu_q_lens": _with(starts, 1, value)} for value in (-1, 4, 2**31 - 1)),
-            {"cu_q_lens": _with(starts, 0, 1)},
-            {"cu_q_lens": _with(starts, 2, len(good["queries"]) + 1)},
-            *({"num_seqs": np.array([value], np.int32)} for value in (-1, len(rows) + 1)),
-        ]
-        return [fault | {"validate": True} for fault in faults]
+    @property
+    def num_rows(self) -> int:
+        """The table rows of a good call."""
+        return SETUPS[self.simplest].num_seqs
 
-    def of_pages(self, good: dict[str, Any]) -> list[dict[str, Any]]:
-        """Pages of a sequence that do not exist: neither cut off nor wrapped round."""
-        count, table = SETUPS[self.simplest].layout.num_pages, good["page_table"]
-        return [
-            {"page_table": _with(table, place, value), "validate": True}
-            for place in ((0, 0), (1, 1))
-            for value in (-1, count, 2**31 - 1, 65536 + 1)
-        ]
+    @property
+    def query_heads(self) -> int:
+        """The query heads of a good call."""
+        return SETUPS[self.simplest].query_heads
 
-
-def _with(array: Any, place: Any, value: int) -> Any:
-    """An array with one entry changed."""
-    changed = array.copy()
-    changed[place] = value
-    return changed
-
-
-def _told(value: Any) -> str:
-    """An argument as a report shows it."""
-    if isinstance(value, np.ndarray) and value.size > 32:
-        return f"{value.dtype}{list(value.shape)}"
-    return " ".join(repr(value).split())
+    def show(self, ref: Ref) -> str:
+        """See `Calling.show`: arrays by their names."""
+        return str(ref)
 
 
 WRITTEN = ("plain", "chunk", "written, window")
 """The setups whose batches are also written by the call that attends, a program more for each."""
-
-_SIMPLE = ("plain", "rows")
-"""The setups whose calls are made with one fault, the first that the backend takes."""
-
 
 _BESIDE_A_WIDE_WINDOW = 8
 """The place of the option that `shared_out` puts beside the first one in the second setup with both masks only.
@@ -246,31 +226,21 @@ class RaggedMachine(AttentionFaults):
     @start()
     def construct(self) -> None:
         """Nothing is kept from call to call."""
-        self.setups = [name for name, setup in self.drawn().items() if self.taken(setup.function, setup)]
-        written = [name for name in WRITTEN if name in self.drawn()]
+        self.setups = [name for name, setup in self.offered_setups().items() if self.taken(setup.function, setup)]
+        written = [name for name in WRITTEN if name in self.offered_setups()]
         self.written = [name for name in written if self.taken("fused_ragged_paged_attention", SETUPS[name])]
-        simple = [name for name in _SIMPLE if self.taken("ragged_paged_attention", SETUPS[name])]
+        simple = [name for name in self.simple if self.taken(self.spoilt_functions[0], SETUPS[name])]
         self.simplest = simple[0] if simple else ""
+        if self.simplest:
+            self.put_arrays()
         bases = [base for base in self.bases if self.taken(BASES[base].function, BASES[base])]
         self.base = bases[0] if bases else ""
         self.options = [option for option in OPTIONS if self.base and self.takes_options([option])]
 
-    def drawn(self) -> Mapping[str, Setup]:
+    def offered_setups(self) -> Mapping[str, Setup]:
         """The setups that are drawn, if the backend takes them; more of few options if it says what it takes."""
         says = self.backend.names.offers("kvproof_takes_setup") and self.known is COMMON
         return {**self.known, **NARROW} if says else self.known
-
-    def taken(self, function: str, setup: Setup) -> bool:
-        """Whether the backend has a function, and takes what a setup describes: ``kvproof_takes_setup`` says so."""
-        if not self.offered(function) or (setup.layout.scaled and not self.offered("ScaledPages")):
-            return False
-        names = self.backend.names
-        keywords = [*setup.keywords, *(["sinks"] if setup.sinks else [])]
-        lacking = {f"{function}({keyword})" for keyword in keywords if not names.accepts(function, keyword)}
-        if lacking:
-            self.session.lacks |= lacking
-            return False
-        return not names.offers("kvproof_takes_setup") or bool(names.get("kvproof_takes_setup")(function, setup))
 
     @step("ATT-1", "ATT-2", "ATT-3", "ATT-4", "ATT-6", weight=4, when=lambda self: self.setups)
     def attend(self, data: Drawing) -> None:
@@ -470,7 +440,8 @@ class Latents(RaggedMachine):
     needs = ("mla_paged_attention",)
     examples, num_steps = 12, 10
     known = LATENT
-    bases = ("latent",)
+    bases = simple = ("latent",)
+    spoilt_functions = ("mla_paged_attention",)
 
 
 def _listed(words: list[str]) -> str:

@@ -266,62 +266,62 @@ class Batch(BatchSteps):
     @step("MAN-3", "MAN-5", "TAB-2", when=BatchSteps.can_go_on, weight=2)
     def misuse_batch(self, data: Drawing) -> None:
         """One fault in one of several requests, in the numbers or in the tables: none of them gets anything."""
-        asked = self.draw_step(data)
+        row = self.row_of("allocate_slots_batch")[1]
+        call = self.spoilt(row, data) if data.one_of([True, False]) else self.step_badly(data)
+        spelled = {}
+        for name, value in call.arguments.items():
+            numbers = [0 if isinstance(slot, Slot) else slot for slot in value] if isinstance(value, list) else value
+            how = self.spelling_of_fault(data, numbers)
+            spelled[name] = value if how is None else Spelled(how, tuple(value))
+        if not self.make_call(call.given(**spelled)).refused and self.session.refuses("MAN-11"):
+            raise SpecificationError(f"the specification is wrong: {self.calls[-1]} was not refused")
+
+    def good_step(self, data: Drawing) -> dict[str, Any]:
+        """The arguments of a step of some requests."""
+        return self.arguments(self.draw_step(data))
+
+    def arguments(self, asked: Step) -> dict[str, Any]:
+        """The arguments of a step, which appends to table rows."""
         if not asked.names:
             raise Nothing
-        good: dict[str, Any] = {
+        return {
             "slots": [Slot(MANAGER_REF, name) for name in asked.names],
             "num_computed_tokens": asked.computed,
             "num_new_tokens": asked.new,
             "num_lookahead_tokens": asked.lookahead,
-            "rows": list(map(self.row, asked.names)),
             "tables": TABLE_REF,
+            "rows": list(map(self.row, asked.names)),
         }
-        faults = [self.numbers, self.slots_and_lengths, self.rows_and_tables, self.rows_and_tables]
+
+    def step_badly(self, data: Drawing) -> Call:
+        """A step in which one of several requests can't go on like that, after what came before."""
+        asked = self.draw_step(data)
+        good = self.arguments(asked)
+        faults = [self.numbers, self.numbers, self.twice, self.rows_and_tables, self.rows_and_tables]
         if data.one_of([True, False, False, False]):  # its slot stays free until a request comes
             self.free_request(asked.names[-1], None)
             faults = [self.freed_slots]
         elif self.freed_slots(asked, good):
             faults += [self.freed_slots] * 4
         given = good | data.one_of(data.one_of(faults)(asked, good))
-        spelled = {}
-        for name, value in given.items():
-            numbers = [0 if isinstance(slot, Slot) else slot for slot in value] if isinstance(value, list) else value
-            how = self.spelling_of_fault(data, numbers)
-            spelled[name] = value if how is None else Spelled(how, tuple(value))
-        if not self.call_manager("allocate_slots_batch", **spelled).refused and self.session.refuses("MAN-11"):
-            raise SpecificationError(f"the specification is wrong: {self.calls[-1]} was not refused")
+        return self.call_of("allocate_slots_batch", MANAGER_REF, **given)
 
     def numbers(self, asked: Step, good: dict[str, Any]) -> list[dict[str, Any]]:
         """A number that is impossible for the last request, those before it being fine."""
         case = self.cases[asked.names[-1]]
         beyond = self.max_model_len - asked.computed[-1] + 1
-        wrong: dict[str, list[Any]] = {
-            "num_new_tokens": [0, -1, True, 1.0, beyond, beyond, beyond],
-            "num_computed_tokens": [-1, True, case.slots + 1, case.slots + 1],
-            "num_lookahead_tokens": [-1, "1"],
-        }
+        wrong = {"num_new_tokens": [beyond], "num_computed_tokens": [case.slots + 1]}
         if self.world.has_states:
-            wrong["num_computed_tokens"] += [case.given - 1] * 2
+            wrong["num_computed_tokens"] += [case.given - 1]
         elif case.least:
-            wrong["num_computed_tokens"] += [case.least - 1] * 2
+            wrong["num_computed_tokens"] += [case.least - 1]
         return [{name: [*good[name][:-1], number]} for name, numbers in wrong.items() for number in numbers]
 
-    def slots_and_lengths(self, asked: Step, good: dict[str, Any]) -> list[dict[str, Any]]:
-        """A slot of no request, a slot twice, lists of unlike lengths, no lists, a flag that is none."""
-        lists = ("num_computed_tokens", "num_new_tokens", "num_lookahead_tokens")
-        twice = {name: [*good[name], good[name][0]] for name in ("slots", *lists)}
-        return [
-            twice | _NOWHERE,
-            twice | _NOWHERE,
-            *({"slots": [*good["slots"][:-1], wrong]} for wrong in (99, -1, True, 1.0)),
-            *({name: good[name][:-1]} for name in lists),
-            *({name: [*good[name], 1]} for name in lists),
-            {"slots": None},
-            {"num_computed_tokens": asked.computed[0]},
-            {"num_new_tokens": 0},
-            {"delay_cache_pages": 1},
-        ]
+    def twice(self, asked: Step, good: dict[str, Any]) -> list[dict[str, Any]]:
+        """A slot that is named twice."""
+        del asked
+        names = ("slots", "num_computed_tokens", "num_new_tokens", "num_lookahead_tokens")
+        return [{name: [*good[name], good[name][0]] for name in names} | _NOWHERE]
 
     def freed_slots(self, asked: Step, good: dict[str, Any]) -> list[dict[str, Any]]:
         """A slot that a request had and nobody has, with a step that this one could have made again."""
@@ -336,15 +336,9 @@ class Batch(BatchSteps):
         ]
 
     def rows_and_tables(self, asked: Step, good: dict[str, Any]) -> list[dict[str, Any]]:
-        """Rows that do not exist, are another request's or too short; tables of other groups, or none."""
+        """Rows that are another request's or too short; tables of other groups."""
         rows = good["rows"]
-        faults: list[dict[str, Any]] = [
-            *({"rows": [*rows[:-1], wrong]} for wrong in (0, 0, len(self.cases) + 9, -1, True)),
-            {"rows": rows[:-1]},
-            {"rows": None},
-            {"tables": None},
-            {"tables": "no table"},
-        ]
+        faults: list[dict[str, Any]] = [{"rows": [*rows[:-1], 0]}]
         if len(rows) > 1:
             faults.append({"rows": [*rows[:-1], rows[0]]})
         if len(self.world.groups) > 1:

@@ -228,10 +228,12 @@ class Cache(CacheMachine, Calling):
             for side in (self.spec, self.backend):
                 side.put({"pages": self.result_on(side, both)})
 
-    @step("CACHE-2", "CACHE-3", when=lambda self: self.layout.update == "kv_cache_update", weight=2)
+    @step("CACHE-2", "CACHE-3", weight=2)
     def misuse(self, source: Drawing) -> Calls:
         """Wrong types and shapes, slots named twice, slices that leave their page, slots that do not exist."""
-        yield self.spoilt(CACHES["kv_cache_update"], source)
+        update = CACHES[self.layout.update]
+        others = [row for row in CACHES if row.optional and self.backend.names.offers(row.name)]
+        yield self.spoilt(source.likely([update], others or [update]), source)
 
     # -- Updates --------------------------------------------------------------------------------------------
 

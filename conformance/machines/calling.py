@@ -2,12 +2,14 @@
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import kvproof.spec
 
+from ..backends.loading import Backend
 from ..backends.raising import Ending
 from ..calls.datum import Call, Ref, renamed, resolve, said_of, written
 from ..calls.deviation import REFUSALS
@@ -16,7 +18,7 @@ from .base import Both, Charge, Machine, Nothing, Side
 from .draws import Drawing
 from .properties import Step
 
-__all__ = ["Calling", "Calls"]
+__all__ = ["Calling", "Calls", "left_out", "takes_argument"]
 
 
 class _LeftOut(Ending):
@@ -109,6 +111,10 @@ class Calling(Machine):
             return not row.optional or self.offered(row.name)
         return not row.optional or self.offers(self.held_as.get(table.name, table.name), row.name)
 
+    def can_spoil(self, row: Method, argument: str) -> bool:
+        """Whether calls with this argument wrong are made: one that may be left out the backend must take."""
+        return takes_argument(self.backend.names, self.row_of(row.name)[0], row, argument)
+
     # -- Drawing --------------------------------------------------------------------------------------------
 
     def call_of(self, name: str, target: Ref | None, **arguments: Any) -> Call:
@@ -136,7 +142,7 @@ class Calling(Machine):
             row
             for row in self.rows()
             for _ in range(row.spoils)
-            if (len(row.arguments) == 1 or row.possible(self)) and self.can_call(row)
+            if (len(row.arguments) == 1 or row.possible(self)) and self.can_call(row) and row.faults(self)
         ]
 
     # -- Making, judging, showing ---------------------------------------------------------------------------
@@ -255,6 +261,21 @@ class Calling(Machine):
         """What a call is made on, as a report shows it."""
         page = _shown(self.spec.thing(ref))
         return f"page({page})" if page else str(ref)
+
+
+def takes_argument(backend: Backend, table: Table, row: Method, argument: str) -> bool:
+    """Whether a backend takes an argument of what it offers; one that no call leaves out it takes."""
+    if row.form in ("get", "set"):
+        return True
+    path = row.name if row.form == "build" or not table.owner else f"{table.owner}.{row.name}"
+    return argument not in left_out(path) or backend.accepts(path, argument)
+
+
+@functools.cache
+def left_out(path: str) -> frozenset[str]:
+    """The arguments that calls of ``name`` or ``Class.method`` may leave out, by the specification's signature."""
+    parameters = inspect.signature(operator.attrgetter(path)(kvproof.spec)).parameters.values()
+    return frozenset(known.name for known in parameters if known.default is not known.empty)
 
 
 def _shown(thing: Any) -> str:

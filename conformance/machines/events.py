@@ -5,8 +5,10 @@ from typing import Any, ClassVar
 from kvproof.spec.declarations import CacheCleared, CacheEvent, PageRemoved, PageStored
 
 from ..backends.loading import Backend
+from ..calls.arrays import ATTENTION
+from ..calls.method import Table
 from .base import Side
-from .draws import NO_INTS, NO_LISTS, Drawing
+from .draws import NO_LISTS, Drawing
 from .groups import MIXED, GroupSteps
 from .properties import operation, start, step
 from .worlds import World, worlds
@@ -32,6 +34,7 @@ class Events(GroupSteps):
     name = "events"
     capability = "events"
     examples = 30
+    tables: ClassVar[tuple[Table, ...]] = (*GroupSteps.tables, ATTENTION)
     needs: ClassVar[tuple[str, ...]] = (
         *GroupSteps.needs,
         *("CacheFollower", "CacheManager.take_events", "CacheManager(enable_events)", _COUNTING),
@@ -96,7 +99,7 @@ class Events(GroupSteps):
 
     @step(when=lambda self: self.cases)
     def misuse_the_follower(self, data: Drawing) -> None:
-        """Events that cannot come next, after one that can: none of them is followed. Options that make no sense."""
+        """Events that cannot come next, after one that can: none of them is followed. Texts of events that are none."""
         cached = [told[1:] for told in self.spec.told if told[0] == "PageStored" and self.is_cached(told[2])]
         group, page, digest = cached[-1][:3] if cached else (0, 1, b"1")
         new = PageStored(0, self.world.num_pages + 7, b"2", None, (0,), None)
@@ -120,10 +123,8 @@ class Events(GroupSteps):
         seldom = [*([new, event] for event in odd), [new, None], [new, "event"], *NO_LISTS]
         for _ in range(_FAULTS):
             self.follow_in_vain(data.likely([[new, event] for event in wrong], seldom))
-        option, value = data.one_of(
-            [("enable_events", 1), ("counter_sampling", 0), *(("counter_sampling", wrong) for wrong in NO_INTS)]
-        )
-        self.construct_one(4, [], 8, **{option: value})
+        if data.one_of([True, False]):
+            self.spoil(data, "events")
 
     @operation
     def follow_in_vain(self, events: Any) -> None:

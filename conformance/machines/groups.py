@@ -159,7 +159,7 @@ class GroupSteps(ManagerSteps):
     def keep_badly(self, data: Drawing) -> None:
         """An interval is None or a multiple of every page size, 0 among them."""
         size = max(group.page_size for group in self.world.groups)
-        interval = data.one_of([-1, True, "1", 1.5, *([size + 1, 2 * size - 1] if size > 1 else [])])
+        interval = data.one_of([-1, *([size + 1, 2 * size - 1] if size > 1 else [])])
         self.ask_to_keep(interval)
 
     @operation

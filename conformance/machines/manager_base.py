@@ -1,7 +1,7 @@
 """What the steps of the manager machines share: the two managers, what they show, look-ups and slots."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -55,6 +55,7 @@ class ManagerMachine(ManagerBlame, Calling):
 
     needs: ClassVar[tuple[str, ...]] = (ESSENTIALS["CacheManager"][0], "CachePages")
     tables: ClassVar[tuple[Table, ...]] = (MANAGER, PAGE_LISTS, REQUEST)
+    held_as: ClassVar[Mapping[str, str]] = {"shards": "manager"}
     made: ClassVar[str] = "CacheManager"
     first: tuple[int, ...] = ()
     always = frozenset(

@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 
 from kvproof.spec.declarations import EngineRequestStatus
 
-from ..calls.datum import Call, Pages, Prompt, Ref, Saying
+from ..backends.loading import takes_parameter
+from ..calls.datum import Call, Pages, Ref, Saying
 from ..calls.manager import StrangePage
-from .base import Both
+from ..calls.method import Method, Table
+from .base import Both, Nothing
+from .calling import left_out
 from .draws import NO_INTS, Drawing
 from .manager_admission import Admission
 from .manager_base import MANAGER_REF
@@ -47,26 +50,69 @@ class ManagerFaults(Admission):
 
     @step("MAN-3", "MAN-4", "MAN-8", "MAN-10", weight=2)
     def misuse(self, data: Drawing) -> None:
-        """Allocates, publishes, frees or counts with one fault; constructs a manager badly."""
-        often = [
-            self.go_on_badly,
-            self.go_on_badly,
-            self.allocate_badly,
-            self.hit_badly,
-            *([self.publish_badly] if self.offers("manager", "cache_pages") else []),
-            *([self.count_badly] if self.offers("manager", "get_num_common_prefix_pages") else []),
-        ]
-        data.likely(often, [self.free_badly, self.call_with_no_request, self.construct_badly])(data)
+        """Makes a call with one argument that is wrong, or one that makes no sense after those before it."""
+        often = [self.go_on_badly, self.go_on_badly, self.hit_badly, self.overreach, self.spoil, self.spoil]
+        data.likely(often, [self.spoil])(data)
 
-    def construct_badly(self, data: Drawing) -> None:
-        """A manager needs 2 pages, a length, flags, and groups that are groups, of numbers."""
-        if self.is_exact and self.session.backend.offers("CacheGroupSpec") and data.one_of([False, True]):
-            groups = [Declared(Group("full", 1), 0, data.one_of(NO_NUMBERS))]
-            self.construct_one(4, groups, 8)
-            return
-        bad: list[tuple[Any, ...]] = [(1, [], 8), (True, [], 8), (4, [], 0), (4, [], "8"), (4, 1, 8)]
-        bad += [(4, ["group"], 8), (4, [], 8, 1)] if self.is_exact else []
-        self.construct_one(*data.one_of(bad))
+    # -- One argument that is wrong -------------------------------------------------------------------------
+
+    def can_call(self, row: Method) -> bool:
+        """See `Calling.can_call`: what a manager lacks is not called."""
+        if not self.row_of(row.name)[0].owner:
+            return self.backend.names.offers(row.name)
+        return row.form == "build" or hasattr(self.backend.manager, row.name)
+
+    def can_spoil(self, row: Method, argument: str) -> bool:
+        """See `Calling.can_spoil`: a manager may be another object than its class makes it look."""
+        of_manager = row.form != "build" and self.row_of(row.name)[0].owner
+        if not of_manager or argument not in left_out(f"{self.made}.{row.name}"):
+            return super().can_spoil(row, argument)
+        return takes_parameter(getattr(self.backend.manager, row.name), argument)
+
+    def target_of(self, table: Table, source: Drawing) -> Ref:
+        """See `Calling.target_of`."""
+        del table, source
+        return MANAGER_REF
+
+    def spoil(self, data: Drawing, capability: str = "") -> None:
+        """Makes a call with one argument wrong, of a method that a capability has; as a rule of those without."""
+        tables = self.tables if capability else self.tables[:1]
+        rows = [row for table in tables for row in table if row.spoils and row.capability == capability]
+        rows = [row for row in rows if self.can_call(row) and row.faults(self)]
+        call = self.spoilt(data.one_of([row for row in rows for _ in range(row.spoils)]), data)
+        self.call_badly(call, "R1", f"{call.fault} is wrong")
+
+    def some_request(self, data: Drawing) -> Ref:
+        """A request, live or not."""
+        return Ref(self.some_case(data))
+
+    def live_request(self, data: Drawing) -> Ref:
+        """A live request."""
+        return Ref(self.some_live(data))
+
+    def running_request(self, data: Drawing) -> Ref:
+        """A live request that runs."""
+        name = self.some_live(data)
+        if self.cases[name].request.status is not EngineRequestStatus.RUNNING:
+            raise Nothing  # that would be another fault
+        return Ref(name)
+
+    def asking_request(self, data: Drawing) -> Saying:
+        """A request that can ask for a slot."""
+        name = self.some_case(data)
+        case, computed = self.cases[name], int(self.cases[name].request.num_computed_tokens)
+        if case.live:  # else that were a fault as well
+            computed = case.given if self.world.has_states else max(case.least, computed)
+        if computed >= self.max_model_len:
+            raise Nothing
+        return Saying(Ref(name), (("num_computed_tokens", computed),))
+
+    def no_groups(self) -> list[Any]:
+        """What are no groups: no list, or one with something else in it, or with groups of what are no numbers."""
+        if not self.is_exact:
+            return [1]
+        declares = self.session.backend.offers("CacheGroupSpec")
+        return [1, ["group"], *([Declared(Group("full", 1), 0, wrong)] for wrong in NO_NUMBERS if declares)]
 
     def construct_one(self, *arguments: Any, **options: Any) -> None:
         """Constructs another manager, with one argument wrong."""
@@ -74,48 +120,23 @@ class ManagerFaults(Admission):
         given = dict(zip(names, arguments, strict=False)) | options
         self.call_badly(self.call_of("CacheManager", None, **given), "R1", "one of its arguments is wrong")
 
-    def call_with_no_request(self, data: Drawing) -> None:
-        """Objects that are not requests, or have no fit id or tokens."""
-        nameless = Saying(Prompt((0,), request_id="x"), (("request_id", 1),))
-        request: Any = data.one_of([None, "a", *([nameless] if self.is_exact else [])])
-        calls: dict[str, dict[str, Any]] = {
-            "get_computed_pages": {},
-            "allocate_slots": {"num_new_tokens": 1},
-            "free": {},
-            **({"free_page_hashes": {}} if self.is_exact else {}),
-        }
-        name = data.one_of([name for name in calls if self.offers("manager", name)])
-        call = self.call_of(name, MANAGER_REF, request=request, **calls[name])
-        self.call_badly(call, "R1", f"{request!r} is no request")
-        call = self.call_of("get_page_ids", MANAGER_REF, request_id=data.one_of([None, 1]))
-        self.call_badly(call, "R1", "that is no id of a request")
+    # -- What makes no sense after what came before ---------------------------------------------------------
 
-    def allocate_badly(self, data: Drawing) -> None:
-        """Numbers of tokens that are none, negative, or beyond the longest request; a flag that is none."""
-        name = self.some_case(data)
-        case = self.cases[name]
-        request = case.request
-        if case.live:  # else that were a fault as well
-            least = max(case.least, int(request.num_computed_tokens))
-            request.num_computed_tokens = case.given if self.world.has_states else least
-        beyond = self.max_model_len - int(request.num_computed_tokens) + 1
-        bare: list[tuple[Any, dict[str, Any], str]] = [(0, {}, "R1"), (-1, {}, "R1"), (beyond, {}, "MAN-2")]
-        no_lists: list[tuple[Any, dict[str, Any], str]] = [(1, {"new_computed_pages": [[]]}, "R1")]
-        new, options, clause = data.likely(
-            [*bare, (1, {"num_new_computed_tokens": self.unit}, "MAN-2")],
-            [
-                *((wrong, {}, "R1") for wrong in NO_INTS),
-                *((1, {"num_lookahead_tokens": wrong}, "R1") for wrong in (-1, *NO_INTS)),
-                *((1, {"num_new_computed_tokens": wrong}, "R1") for wrong in (-1, *NO_INTS)),
-                (1, {"delay_cache_pages": 1}, "R1"),
-                *(no_lists if self.is_exact and not case.live else []),  # none for who holds pages already
-            ],
-        )
-        if (request.num_computed_tokens >= self.max_model_len and new == 1) or not all(map(self.takes, options)):
-            return  # that would be two faults, or none
-        said = Saying(Ref(name), (("num_computed_tokens", request.num_computed_tokens),))
-        call = self.call_of("allocate_slots", MANAGER_REF, request=said, num_new_tokens=new, **options)
-        self.call_badly(call, clause, f"{new!r} new tokens, {options}, of at most {self.max_model_len} in all")
+    def overreach(self, data: Drawing) -> None:
+        """Asks for slots beyond the longest request, or for hits without their pages; publishes more than has slots."""
+        request = self.asking_request(data)
+        case, beyond = self.cases[request.request.of], self.max_model_len - dict(request.said)["num_computed_tokens"]
+        asked = {"request": request, "num_new_tokens": 1}
+        calls: list[tuple[str, dict[str, Any], str]] = [
+            ("allocate_slots", asked | {"num_new_tokens": beyond + 1}, "MAN-2"),
+            ("allocate_slots", asked | {"num_new_computed_tokens": self.unit}, "MAN-2"),
+        ]
+        if case.live and self.offers("manager", "cache_pages"):
+            more = {"request": request.request, "num_computed_tokens": case.given + 1}
+            calls += [("cache_pages", more, "MAN-3")] * 2
+        method, given, clause = data.one_of(calls)
+        call = self.call_of(method, MANAGER_REF, **given)
+        self.call_badly(call, clause, f"at most {self.max_model_len} tokens, of which {case.given} have slots")
 
     def go_on_badly(self, data: Drawing) -> None:
         """Computed tokens that were never given slots, fell, or are no number; another object under a live id."""
@@ -182,34 +203,3 @@ class ManagerFaults(Admission):
         return [
             data.one_of(self.page_numbers()[1:]) if place >= first else 0 for place in range(length // group.page_size)
         ]
-
-    def publish_badly(self, data: Drawing) -> None:
-        """Publishes more than the request was given slots for, or for a request that is not live."""
-        name = self.some_live(data)
-        case = self.cases[name]
-        stranger = Prompt((0,), request_id="z")
-        numbers = [(Ref(name), wrong, "R1") for wrong in (-1, *NO_INTS)]
-        often = [(Ref(name), case.given + 1, "MAN-3"), (stranger, 0, "R1")]
-        request, count, clause = data.likely(often, numbers)
-        call = self.call_of("cache_pages", MANAGER_REF, request=request, num_computed_tokens=count)
-        self.call_badly(call, clause, f"{name} is live and has slots for {case.given} tokens")
-
-    def free_badly(self, data: Drawing) -> None:
-        """What was written is a number."""
-        name = self.some_case(data)
-        wrong = data.one_of([-1, *NO_INTS[:-1]])
-        if self.free_takes_written():
-            call = self.call_of("free", MANAGER_REF, request=Ref(name), num_written=wrong)
-            self.call_badly(call, "R1", "num_written is a number of tokens")
-
-    def count_badly(self, data: Drawing) -> None:
-        """Counts common pages for a request that is not live or does not run, or is told no number."""
-        name = self.some_live(data)
-        stranger = Saying(Prompt((0,), request_id="z"), (("status", EngineRequestStatus.RUNNING),))
-        asked, count = data.likely([(stranger, 1)], [(Ref(name), wrong) for wrong in (-1, *NO_INTS)])
-        one_fault = asked is stranger or self.cases[name].request.status is EngineRequestStatus.RUNNING
-        if not one_fault and not self.is_exact:
-            return
-        given = {"num_scheduled_requests": count if one_fault else 1}
-        call = self.call_of("get_num_common_prefix_pages", MANAGER_REF, request=asked, **given)
-        self.call_badly(call, "R1", "no number of requests, or no live request")

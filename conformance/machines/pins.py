@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from kvproof.spec.declarations import CacheSalt, ExtraKey
 
 from ..calls.datum import Call, Ref, resolve
-from ..calls.values import BAD_TIMES, PRIORITIES
+from ..calls.values import PRIORITIES
 from .base import Both, Field
-from .draws import NO_INTS, Drawing, some
+from .draws import Drawing, some
 from .groups import MIXED, GroupSteps
 from .properties import start, step
 from .worlds import World, worlds
@@ -147,27 +147,5 @@ class Pins(GroupSteps):
 
     @step("PIN-1", "PIN-2", when=lambda self: self.cases)
     def misuse_pins(self, data: Drawing) -> None:
-        """Pins that there are not, priorities and times that make no sense, bounds that are none."""
-        request = Ref(self.some_case(data))
-        often: list[tuple[str, dict[str, Any]]] = [
-            ("unpin_prefix", {"pin_id": max([*self.pins, 6]) + 1}),
-            ("set_prefix_priority", {"request": request, "priority": 1, "expires_at": self.now - 1}),
-            ("advance_time", {"now": self.now - 1}),
-        ]
-        ranking = {"request": request, "priority": 1}
-        seldom: list[tuple[str, dict[str, Any]]] = [
-            *(("unpin_prefix", {"pin_id": wrong}) for wrong in (-1, *NO_INTS)),
-            *(("pin_prefix", {"request": wrong}) for wrong in (None, "a")),
-            *(("pin_prefix", {"request": request, "num_tokens": wrong}) for wrong in (-1, *NO_INTS[:-1])),
-            *(("set_prefix_priority", ranking | {"priority": wrong}) for wrong in (2**31, -(2**31) - 1, *NO_INTS)),
-            *(("set_prefix_priority", ranking | {"num_tokens": wrong}) for wrong in (-1, *NO_INTS[:-1])),
-            *(("set_prefix_priority", ranking | {"expires_at": wrong}) for wrong in BAD_TIMES),
-            *(("advance_time", {"now": wrong}) for wrong in (None, *BAD_TIMES)),
-            *(("evict_pages", {"page_ids": wrong}) for wrong in ([-1], [self.world.num_pages], [True], 1)),
-        ]
-        method, arguments = data.likely(often, seldom)
-        self.call_manager(method, **arguments)
-        option, value = data.one_of(
-            [(name, wrong) for name in ("max_pinned_pages", "max_pinned_pages_per_salt") for wrong in (-1, 1.0, True)],
-        )
-        self.construct_one(4, [], 8, **{option: value})
+        """Pins that there are not, priorities and times that make no sense."""
+        self.spoil(data, "pins")

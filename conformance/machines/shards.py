@@ -136,13 +136,13 @@ class Shards(SwapSteps):
 
     @step("POOL-12", when=lambda self: self.cases)
     def misuse_shards(self, data: Drawing) -> None:
-        """Hits of two shards or of another manager's, shards that there are not, ids that are none."""
+        """Hits of two shards or of another manager's, shards that there are not, what is wrong in any case."""
         name = data.one_of(list(self.cases))
         mixed = not self.cases[name].live and not self.cases[name].request.num_computed_tokens
-        acts: list[Callable[[Drawing], None]] = [self.name_badly, self.count_shards_badly]
+        acts: list[Callable[[Drawing], None]] = [self.spoil]
         takes = all(side.names.accepts(self.made, "placement") for side in (self.spec, self.backend))
         acts += [self.place_badly] if takes else []
-        acts += [self.end_badly] if self.swaps() else []
+        acts += [functools.partial(self.spoil, capability="swaps")] if self.swaps() else []
         if mixed:
             acts += [functools.partial(self.mix, name)] * 3
         data.one_of(acts)(data)
@@ -158,37 +158,16 @@ class Shards(SwapSteps):
         pages[group][-2:] = [StrangePage() if strange else first, second]
         self.hit_with(name, pages, length)
 
-    def name_badly(self, data: Drawing) -> None:
-        """A shard that there is not, or a request id that is none."""
-        method, wrong = data.likely(
-            [("take_page_copies", self.first[0]), ("take_page_copies", -1)],
-            [*(("take_page_copies", wrong) for wrong in NO_INTS), *(("shard_of", wrong) for wrong in (None, 1))],
-        )
-        self.call_manager(method, **{"shard" if method == "take_page_copies" else "request_id": wrong})
-
-    def end_badly(self, data: Drawing) -> None:
-        """The end of a plan that there is not, or whose copies have ended."""
-        often: list[Any] = [number for number in range(-1, max([*self.flights, 2]) + 2) if number not in self.flights]
-        number = data.likely(often, NO_INTS)
-        self.call_manager("swap_done", swap_id=number)
-
-    def count_shards_badly(self, data: Drawing) -> None:
-        """No shard, or a number of them that is none."""
-        wrong = data.one_of([0, -1, *NO_INTS])
-        given = {"num_shards": wrong, "num_pages": 4, "kv_cache_groups": [], "max_model_len": 8}
-        self.make_call(self.call_of("ShardedCacheManager", None, **given))
-
     def place_badly(self, data: Drawing) -> None:
-        """A placement that names no shard, or is none."""
+        """A placement that names no shard."""
         wrong = data.one_of([2, -1, *NO_INTS])
-        given = data.one_of([wrong, "fewest", lambda _: wrong])
         request = next(iter(self.cases.values())).request
 
         def act(side: Side) -> Any:
-            manager = side.names.get("ShardedCacheManager")(2, 4, [], 8, placement=given)
+            manager = side.names.get("ShardedCacheManager")(2, 4, [], 8, placement=lambda _: wrong)
             return manager.get_computed_pages(request)[1]
 
-        shown = f"lambda loads: {wrong!r}" if callable(given) else repr(given)
+        shown = f"lambda loads: {wrong!r}"
         self.call(f"ShardedCacheManager(2, 4, [], 8, placement={shown}).get_computed_pages(...)", act, "POOL-12")
 
 

@@ -1,12 +1,15 @@
 """The sizing machine: how many pages a budget holds, and what a cache of them looks like."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from hypothesis import strategies as st
 
 from ..backends.levels import LEVELS
-from .base import Machine, Nothing, Side
+from ..calls.arrays import ATTENTION
+from ..calls.method import Method, Table
+from .base import Nothing, Side
+from .calling import Calling, Calls
 from .draws import Drawing
 from .layouts import Layout, takes_version
 from .properties import start, step
@@ -33,7 +36,7 @@ class _Mesh:
         return f"mesh of {self.shape}"
 
 
-class Sizing(Machine):
+class Sizing(Calling):
     """Nothing is kept from call to call."""
 
     name = "sizing"
@@ -41,6 +44,12 @@ class Sizing(Machine):
     capability = "caches"
     needs = ("RaggedPagesCacheMetaData", "AxisRules")
     examples, num_steps = 20, 10
+    tables: ClassVar[tuple[Table, ...]] = (ATTENTION,)
+
+    @classmethod
+    def rows(cls) -> list[Method]:
+        """See `Calling.rows`: how many pages a budget holds."""
+        return [ATTENTION["size_pool"]]
 
     @start()
     def construct(self) -> None:
@@ -91,14 +100,17 @@ class Sizing(Machine):
             return
         groups = data.draw(st.lists(st.integers(1, 5000), min_size=1, max_size=3))
         budget = data.draw(st.integers(0, 50000))
-        wrong = data.one_of([[], [0], [-1], [1.0], None])
-        arguments = data.likely([(budget, groups)], [(budget, wrong), (-1, groups), (True, groups)])
         self.call(
-            f"size_pool{arguments}",
-            lambda side: side.names.get("size_pool")(*arguments),
+            f"size_pool({budget}, {groups})",
+            lambda side: side.names.get("size_pool")(budget, groups),
             "CACHE-1",
             lambda size, _: (size.num_pages, size.page_bytes, size.unused_bytes, tuple(size.group_waste)),
         )
+
+    @step("CACHE-1", when=lambda self: self.backend.names.offers("size_pool"))
+    def misuse(self, source: Drawing) -> Calls:
+        """A budget that is none, or sizes of pages that are none."""
+        yield self.spoilt(ATTENTION["size_pool"], source)
 
     @step("CACHE-1")
     def count(self, data: Drawing) -> None:

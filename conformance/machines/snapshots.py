@@ -4,19 +4,21 @@ import copy
 import functools
 import json
 import random
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
 from kvproof.spec.declarations import Request
 
-from ..calls.datum import Call
+from ..calls.datum import Call, Holder, Ref
 from ..calls.deviation import SpecificationError
 from .base import Both, Field, Nothing, Side
 from .document_damage import damaged, damages
 from .draws import Drawing
 from .groups import MIXED, GroupSteps
 from .hash import weak
+from .manager_base import MANAGER_REF
 from .pins import Pins
 from .pool_state import TAKEN
 from .properties import operation, start, step
@@ -142,6 +144,18 @@ def as_json(manager: Any) -> Any:
     return json.loads(json.dumps(manager.snapshot()))
 
 
+@dataclass(frozen=True)
+class OwnSnapshot:
+    """The snapshot of a side's own manager, written and read back."""
+
+    def made_on(self, holder: Holder) -> Any:
+        """It is made for the call."""
+        return as_json(holder.thing(MANAGER_REF))
+
+    def __str__(self) -> str:
+        return "manager.snapshot()"
+
+
 def _views(pool: Any) -> dict[int, Any]:
     """Views of a pool's pages by id, the null page's first."""
     return {int(page.page_id): page for page in pool.pages}
@@ -202,6 +216,9 @@ class Snapshots(Restoring, Pins):
     @step("MAN-14", "SEC-3", weight=2)
     def restore_badly(self, data: Drawing) -> None:
         """A snapshot that is damaged, of another kind or version, or whose requests are missing, is refused."""
+        if data.rarely():
+            self.spoil(data, "snapshots")
+            return
         kinds = damages(as_json(self.spec.manager))
         kind = data.one_of(sorted(kinds))
         place = data.draw(st.integers(0, len(kinds[kind]) - 1))
@@ -209,6 +226,12 @@ class Snapshots(Restoring, Pins):
         if kind == "requests" and self.known and data.one_of([True, False]):
             without = data.draw(st.integers(0, len(self.known) - 1))
         self.restore_damaged(kind, place, without)
+
+    def good_snapshot(self) -> dict[str, Any]:
+        """The arguments that restore the managers as they are."""
+        if any(self.cases[name].request is not request for name, request in self.known.items()):
+            raise Nothing  # an id has come to stand for another request, which is not the one that is known
+        return {"snapshot": OwnSnapshot(), "requests": [Ref(name) for name in self.known]}
 
     @operation
     def restore_damaged(self, kind: str, place: int, without: int | None) -> None:

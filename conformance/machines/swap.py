@@ -12,7 +12,7 @@ from kvproof.spec.declarations import EngineRequestStatus, LoraAdapter
 from ..calls.datum import Call, Prompt, Ref, Saying, resolve
 from ..calls.manager import MOST_PAGES
 from .base import Both, Field, Nothing
-from .draws import NO_INTS, Drawing
+from .draws import Drawing
 from .ghost import Content
 from .groups import MIXED, GroupSteps
 from .manager_admission import IDS
@@ -441,27 +441,18 @@ class Swap(SwapSteps, Restoring):
 
     @step("SWAP-1", when=lambda self: self.cases)
     def misuse_swaps(self, data: Drawing) -> None:
-        """Requests that are not live, or not swapped out; plans that there are not; host memory that is none."""
+        """Requests that are not live, or not swapped out; plans that there are not; what is wrong in any case."""
         name = data.one_of(list(self.cases))
-        request = Ref(name)
-        often: list[tuple[str, dict[str, Any]]] = [
-            ("swap_done", {"swap_id": wrong}) for wrong in (max([*self.flights, -1]) + 1, -1)
-        ]
-        often += [] if self.cases[name].live else [("swap_out", {"request": request})]
-        often += [] if name in self.away else [("swap_in", {"request": request})]
-        seldom: list[tuple[str, dict[str, Any]]] = [
-            *(("swap_done", {"swap_id": wrong}) for wrong in NO_INTS),
-            *((method, {"request": wrong}) for method in ("swap_out", "swap_in") for wrong in (None, 1)),
-            *(("get_host_page_ids", {"request_id": wrong}) for wrong in (None, 1)),
-        ]
-        method, arguments = data.likely(often, seldom)
-        if data.rarely() and self.offers("manager", "receive_pages"):
-            tokens = data.one_of((self.unit, 0, -1, *NO_INTS))
-            method, arguments = "receive_pages", {"request": request, "num_tokens": tokens}
-            if tokens == self.unit and not self.cases[name].live and name not in self.away:
-                raise Nothing
-        self.call_manager(method, **arguments)
-        self.construct_one(4, [], 8, num_host_pages=data.one_of((-1, *NO_INTS)))
+        live, request = self.cases[name].live, {"request": Ref(name)}
+        calls: list[tuple[str, dict[str, Any]]] = [] if live else [("swap_out", request)]
+        calls += [] if name in self.away else [("swap_in", request)]
+        if (live or name in self.away) and self.offers("manager", "receive_pages"):
+            calls.append(("receive_pages", request | {"num_tokens": self.unit}))
+        if data.one_of([True, False, False]):
+            method, arguments = data.one_of(calls)
+            self.call_manager(method, **arguments)
+        else:
+            self.spoil(data, "swaps")
 
 
 _AMID_KINDS = ("full", "full", "window", "chunk", "mla", "full", "window", "aligned")
@@ -505,7 +496,7 @@ class Amid(Swap):
     def match_badly(self, data: Drawing) -> None:
         """A unit that is no positive int, or that does not divide every page size, is refused."""
         size = max(group.page_size for group in self.world.groups)
-        self.ask_to_match(data.one_of([0, -1, size + 1, 2 * size, *NO_INTS]))
+        self.ask_to_match(data.one_of([0, -1, size + 1, 2 * size]))
 
     @operation
     def ask_to_match(self, unit: Any) -> None:

@@ -10,11 +10,15 @@ from hypothesis import strategies as st
 
 from ..backends.levels import LEVELS
 from ..backends.loading import Backend
+from ..calls.arrays import CACHE, VIEW
+from ..calls.datum import Call, Ref
+from ..calls.method import Method, Table
 from ..calls.spelling import NUMBERS, Spelling
 from ..calls.values import signed
 from .arrays import FINE_BITS, SLIGHT, Array, Near, exact, shape_and_type, worst
 from .base import Both, Machine, Side
 from .cache import rounding
+from .calling import Calling, Calls
 from .draws import Drawing
 from .layouts import Layout, takes_version
 from .properties import operation, start, step
@@ -23,6 +27,9 @@ from .sides import unread
 __all__ = ["Sharded", "Views"]
 
 _ROWS, _WIDTH, _TOKENS, _PAGES = 3, 3, 12, 8
+
+_MISUSES = 6
+"""Calls with a fault that a step makes: each is refused at once."""
 
 _FIELDS = (
     *("pages_tables", "context_lens", "query_start_loc", "num_seqs", "slot_mapping", "position_ids"),
@@ -199,12 +206,13 @@ class ViewMachine(Machine):
             self.differ(clause, *near.told(place, seen))
 
 
-class Views(ViewMachine):
+class Views(ViewMachine, Calling):
     """One device: every layout and type; what is written by slots, by slices, in one axis of tokens or in two."""
 
     name = "views"
     levels = frozenset(LEVELS)
     capability = "caches"
+    tables: ClassVar[tuple[Table, ...]] = (VIEW, CACHE)
     examples, num_steps = 16, 8
     known: ClassVar[tuple[Layout, ...]] = (
         Layout(),
@@ -217,11 +225,64 @@ class Views(ViewMachine):
         Layout("seq_on_lane", "int8", heads=2, dims=(24, 40), scaled=True),
     )
 
-    @start("CACHE-2", layout=st.sampled_from(known), slices=st.booleans())
+    @start("CACHE-1", "CACHE-2", layout=st.sampled_from(known), slices=st.booleans())
     def construct(self, layout: Layout, slices: bool) -> None:
         """A view of zeros."""
         few = "exact" if exact(layout.dtype) else "rounded"
         self.build_views(self.known_to_it(self.session.one_of_few(few, layout, 2)), slices)
+        if exact(self.layout.dtype):
+            self.put_arguments()
+
+    # -- What is refused ------------------------------------------------------------------------------------
+
+    def put_arguments(self) -> None:
+        """Gives both sides what good calls are given, and a cache of a layer."""
+        shape = (_TOKENS, 2 * self.layout.heads, self.layout.dims[0])
+        key, value = self.new_tokens(0)
+        arrays = {"queries": signed(7, shape), "key": key, "value": value}
+
+        def act(side: Side) -> dict[str, Any]:
+            rules = side.names.get("AxisRules")()
+            made = arrays | {"rules": rules, "step": side.builder.build(side.tables[0], [0], [1])}
+            if not self.backend.names.offers("RaggedPagesCache"):
+                return made
+            cache = side.names.get("RaggedPagesCache").init_cache(None, side.view.metadata, rules)
+            return made | {"cache": cache, "block": cache.export_pages([1], [1])}
+
+        self.build("cache = RaggedPagesCache.init_cache(None, view.metadata, AxisRules())", "CACHE-1", act)
+
+    @classmethod
+    def rows(cls) -> list[Method]:
+        """See `Calling.rows`: the methods of a view and of a cache."""
+        return [row for table in cls.tables for row in table if row.spoils]
+
+    @classmethod
+    def row_of_call(cls, call: Call) -> tuple[Table, Method]:
+        """See `Calling.row_of_call`."""
+        table = CACHE if call.target == Ref("cache") else VIEW
+        return table, table[call.method]
+
+    def target_of(self, table: Table, source: Drawing) -> Ref:
+        """See `Calling.target_of`."""
+        del source
+        return Ref(table.name)
+
+    def show(self, ref: Ref) -> str:
+        """See `Calling.show`: everything by its name."""
+        return str(ref)
+
+    @step("SWAP-2", when=lambda self: exact(self.layout.dtype))
+    def misuse(self, source: Drawing) -> Calls:
+        """What is given to a view, or to a cache of a layer, is of a wrong type or shape."""
+        tables = [table for table in self.tables if self.backend.names.offers(table.owner)]
+        for _ in range(_MISUSES):
+            table = source.one_of(tables)
+            row = source.one_of([row for row in table if row.spoils and hasattr(self.thing(table), row.name)])
+            yield self.spoilt(row, source)
+
+    def thing(self, table: Table) -> Any:
+        """The backend's object of an interface."""
+        return self.backend.thing(Ref(table.name))
 
     @step("CACHE-2", "CACHE-3", "CACHE-4", "TAB-7", weight=3)
     def concatenate_to_cache(self, data: Drawing) -> None:

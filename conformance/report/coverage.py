@@ -10,7 +10,7 @@ from ..calls.interfaces import INTERFACES
 from ..calls.method import Method, Table
 from ..machines import EVERY_MACHINE, Machine
 from ..machines.binding import BOUND, BOUND_OF_LATENTS
-from ..machines.calling import Calling
+from ..machines.calling import Calling, takes_argument
 from ..machines.meetings import PAIRS
 from .verdicts import Report
 
@@ -35,7 +35,7 @@ class Argument:
         name: its name.
         given: how often a call had it.
         wrong: how often it was the one that is wrong.
-        spoilt: whether its kind has faults, and calls of the method are spoilt.
+        spoilt: whether its kind has faults, calls of the method are spoilt, and the backend takes it.
     """
 
     name: str
@@ -79,14 +79,23 @@ def coverage_of(report: Report, backend: Backend) -> list[Covered]:
     for machine in report.machines:
         drawn.update(machine.drawn)
     ran = [EVERY_MACHINE[machine.name] for machine in report.machines if not machine.missing]
-    return [_covered(table, row, drawn, _why_not(table, row, ran, backend)) for table in INTERFACES for row in table]
+    return [
+        _covered(table, row, drawn, backend, _why_not(table, row, ran, backend))
+        for table in INTERFACES
+        for row in table
+    ]
 
 
-def _covered(table: Table, row: Method, drawn: Counter[str], why: str) -> Covered:
+def _covered(table: Table, row: Method, drawn: Counter[str], backend: Backend, why: str) -> Covered:
     name = f"{table.name}.{row.name}"
     arguments = tuple(
-        Argument(own, drawn[f"{name}({own})"], drawn[f"{name}({own}) wrong"], kind.fault is not None and row.spoils > 0)
-        for own, kind in row.arguments.items()
+        Argument(
+            own,
+            drawn[f"{name}({own})"],
+            drawn[f"{name}({own}) wrong"],
+            kind.fault is not None and row.spoils > 0 and (bool(why) or takes_argument(backend, table, row, own)),
+        )
+        for own, kind in row.kinds.items()
     )
     return Covered(table.name, row.name, drawn[name], arguments, "" if drawn[name] else why)
 

@@ -25,7 +25,7 @@ from .events import CacheCleared, CacheEvent, PageRemoved, PageStored
 from .extra_keys import CacheSalt, LoraAdapter, MultimodalItem, PromptEmbeddings
 from .groups import CacheGroupSpec
 from .json_kinds import any_event_of, extra_keys_to_json
-from .reading import integer, listed, refusal
+from .reading import instance, integer, listed, real, refusal
 
 __all__ = ["EventBatch", "events_from_msgpack", "events_to_msgpack", "read_batch"]
 
@@ -74,11 +74,14 @@ def events_to_msgpack(
 
     Raises:
         ImportError: msgspec is not installed.
-        TypeError: one is no event.
-        ValueError: an event's group is none of ``kv_cache_groups``.
+        TypeError: one is no event, or another argument of a wrong type (R1).
+        ValueError: an event's group is none of ``kv_cache_groups``; a time that is not finite, a negative rank (R1).
     """
-    specs = [group.kv_cache_spec for group in kv_cache_groups]
+    groups = listed("kv_cache_groups", kv_cache_groups)
+    specs = [instance("kv_cache_groups", group, CacheGroupSpec).kv_cache_spec for group in groups]
+    medium = instance("medium", medium, str)
     written = [_written(event, specs, medium) for event in listed("events", events)]
+    timestamp, rank = real("timestamp", timestamp), None if rank is None else integer("rank", rank, below=2**63)
     format_and_publisher = [*_FORMAT, integer("publisher", publisher, below=2**63)]
     encoded: bytes = _msgspec().msgpack.encode([timestamp, written, rank, format_and_publisher])
     return encoded

@@ -29,6 +29,7 @@ from kvproof.conformance.calls.queue import PAGE, QUEUE
 from kvproof.conformance.calls.source import Source
 from kvproof.conformance.calls.spelling import Spelling
 from kvproof.conformance.calls.table import TABLE, TABLES
+from kvproof.conformance.calls.unspoilt import UNSPOILT, unspoilt
 from kvproof.conformance.engine.scheduler import Scheduler
 from kvproof.spec import CLAUSES, CacheSalt
 
@@ -91,6 +92,17 @@ def test_rows_name_clauses_that_there_are(table: Table) -> None:
     assert len(table.by_name) == len(table.rows), "each method stands in one row"
     for row in table:
         assert row.labels <= CLAUSES.keys()
+
+
+def test_r1_every_argument_has_a_fault_or_a_reason() -> None:
+    """A reason that stands for nothing is one too many."""
+    reasons = {name: [reason for reason in names if reason in UNSPOILT] for *names, name in map(_named, unspoilt())}
+    assert [name for name, found in reasons.items() if len(found) != 1] == []
+    assert {found[0] for found in reasons.values()} == UNSPOILT.keys()
+
+
+def _named(argument: tuple[str, str, str]) -> tuple[str, str, str, str]:
+    return (*argument, argument[-1])
 
 
 class Least(Source):

@@ -45,7 +45,7 @@ def test_every_clause_is_compared(itself: dict[str, MachineReport]) -> None:
 @pytest.mark.parametrize(("machine", "broken", "clause"), BROKEN, ids=[broken.name for _, broken, _ in BROKEN])
 def test_a_fault_is_charged_to_its_clause(machine: str, broken: Backend, clause: str) -> None:
     clauses = set()
-    for seed in (3, 4, 5):  # a fault may break two clauses: which is seen first depends on what is drawn
+    for seed in (3, 4, 5, 6):  # a fault may break two clauses: which is seen first depends on what is drawn
         found = run_machine(MACHINES[machine], broken, seed, shrinking=0.0)
         assert not found.undeclared
         clauses = {deviation.clause for deviation in found.deviations}

@@ -138,6 +138,23 @@ def test_other_arguments_are_refused() -> None:
         fast.EventSubscriber().poll()
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"timestamp": value} for value in ("1", True, float("nan"))),
+        *({"rank": value} for value in (-1, True, 1.0)),
+        {"medium": 1},
+        {"kv_cache_groups": 1},
+        {"kv_cache_groups": ["group"]},
+    ],
+    ids=str,
+)
+def test_r1_what_a_message_says_of_itself_is_read(wrong: dict[str, Any]) -> None:
+    """R1: it was written as it was given, and whoever reads it got a time that is a text."""
+    with pytest.raises((TypeError, ValueError), match=rf"{next(iter(wrong))}.*\[R1\]"):
+        fast.events_to_msgpack([], **wrong)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_subscriber_has_what_the_cache_held_whatever_happens_on_the_way(seed: int) -> None:
     """MAN-12: messages are lost, repeated, late, and the publisher restarts; replays are as long as it keeps them."""

@@ -175,6 +175,8 @@ STATIC: list[tuple[str, Arguments, type[Exception], str]] = [
     ("fused", {"queries": zeros(T, HQ, 64)}, ValueError, r"keys.shape\[2\]=128"),
     ("fused", {"num_kv_heads": 1}, ValueError, "num_kv_heads=1"),
     ("fused", {"v_head_dim": 64}, ValueError, "v_head_dim=64"),
+    ("fused", {"num_kv_heads": True}, TypeError, "num_kv_heads"),
+    ("fused", {"v_head_dim": 128.0}, TypeError, "v_head_dim"),
     ("fused", {"window": 0}, ValueError, "window=0"),
     ("fused", {"queries": zeros(T, 3, D)}, ValueError, "queries have 3 heads"),
     ("mla", {"rotary_queries": zeros(T, HQ + 1, 20)}, ValueError, "rotary_queries.shape"),

@@ -8,7 +8,7 @@ from ...backends.loading import takes_parameter
 from ...calls.contrast import shown
 from ...calls.datum import Call, Ref
 from ...calls.deviation import Outcome
-from ...calls.method import perform
+from ...calls.method import Method, perform
 from ..base import Both, Nothing
 from ..draws import Drawing
 from ..manager_blame import Case
@@ -23,6 +23,19 @@ __all__ = ["ManagerCalls"]
 
 Standing = Literal["right", "wrong", "either"]
 """Whether a call must be answered, must be refused, or may be both."""
+
+_REFUSED = {
+    "CacheManager": ("num_pages", "kv_cache_groups", "max_model_len"),
+    "get_computed_pages": ("request",),
+    "allocate_slots": (
+        *("request", "num_new_tokens", "num_new_computed_tokens", "num_lookahead_tokens", "delay_cache_pages"),
+    ),
+    "cache_pages": ("request", "num_computed_tokens"),
+    "free": ("request", "num_written"),
+    "get_page_ids": ("request_id",),
+    "get_num_common_prefix_pages": ("request", "num_scheduled_requests"),
+}
+"""The arguments that managers of every design have, and refuse where they are wrong."""
 
 
 def _hit(found: Any) -> tuple[Lists, int]:
@@ -150,6 +163,10 @@ class ManagerCalls(PartHits):
         self.look_up(name)
 
     # -- What must be refused ---------------------------------------------------------------------------
+
+    def can_spoil(self, row: Method, argument: str) -> bool:
+        """See `Calling.can_spoil`: of what managers of any design refuse."""
+        return argument in _REFUSED.get(row.name, ()) and super().can_spoil(row, argument)
 
     def call_badly(self, call: Call, clause: str, why: str) -> None:
         """See `ManagerFaults.call_badly`: any exception refuses it."""
