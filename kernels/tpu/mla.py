@@ -170,9 +170,10 @@ def fitting_blocks(
     num_tokens, _, latent_dim = queries.shape
     page, pages_per_seq = latent_pages.shape[1], page_table.shape[1]
     tokens, latent = max(min(tokens, num_tokens), 1), round_up(latent_dim, LANES)
+    tile = 32 if latent_pages.dtype.itemsize == 1 else 8
     while True:
         pages = pages_per_block(page, pages_per_seq, block)
-        blocks = Blocks(tokens, pages, page, padded_heads(queries), latent, pages_per_seq)
+        blocks = Blocks(tokens, pages, page, padded_heads(queries), latent, pages_per_seq, tile)
         if block <= LANES or vmem_bytes(blocks, queries, latent_pages) <= VMEM_BYTES - SPILLED_BYTES:
             return blocks
         block //= 2
@@ -217,7 +218,8 @@ def _call(
     options: AnyOptions,
     interpret: Interpret,
 ) -> jax.Array:
-    width = pages.shape[2]
+    num_pages, page, width = pages.shape
+    tiles = pages.reshape(num_pages, page // blocks.tile, blocks.tile, width)
     by_head = (blocks.tokens, blocks.heads)
     hbm = pl.BlockSpec(memory_space=pltpu.HBM)
     call: Callable[..., jax.Array] = pl.pallas_call(
@@ -228,7 +230,7 @@ def _call(
             in_specs=[hbm] * 3,
             out_specs=hbm,
             scratch_shapes=[
-                pltpu.VMEM((BUFFERS, blocks.keys, width), pages.dtype),
+                pltpu.VMEM((BUFFERS, blocks.keys // blocks.tile, blocks.tile, width), pages.dtype),
                 pltpu.VMEM((BUFFERS, *by_head, width), queries.dtype),
                 pltpu.VMEM((2, *by_head, blocks.latent), out.dtype),
                 pltpu.VMEM((blocks.rows, LANES), jnp.float32),
@@ -250,4 +252,4 @@ def _call(
         name="mla_decode" if blocks.tokens == 1 else "mla_attention",
         interpret=interpret,
     )
-    return call(span, kv_lens, cu_q_lens, page_table, queries, pages, out)
+    return call(span, kv_lens, cu_q_lens, page_table, queries, tiles, out)

@@ -119,14 +119,14 @@ def clear_dead_keys(item: Item, size: int, refs: Refs, blocks: Blocks, options: 
     Their scores were masked as far as they were looked at, and are now up to the size; their rotary parts stay.
     """
     first, end = item.first, item.end
-    pages = refs.kv_buffers.at[item.buffer]
+    pages, tiles = refs.kv_buffers.at[item.buffer], LANES // blocks.tile
 
     def clear(i: jax.Array, _: None) -> None:
-        begin = pl.multiple_of(i * LANES, LANES)
+        begin = i * LANES
         live = live_words(first - begin, end - begin, LANES, 4 // pages.dtype.itemsize, in_v3=True)
         for column in range(0, blocks.latent, LANES):
-            part = pages.at[pl.ds(begin, LANES), pl.ds(column, LANES)]
-            part[...] = masked_rows(part[...], live, blocks.emulated)
+            part = pages.at[pl.ds(i * tiles, tiles), :, pl.ds(column, LANES)]
+            part[...] = masked_rows(rows_of(part[...]), live, blocks.emulated).reshape(part.shape)
 
     def clear_end(i: jax.Array, _: None) -> None:
         clear(i, None)
@@ -143,16 +143,17 @@ def clear_dead_keys(item: Item, size: int, refs: Refs, blocks: Blocks, options: 
 
 def drop_missing_pages(item: Item, refs: Refs, blocks: Blocks) -> None:
     """Zeroes what stands in place of pages that don't exist, and numbers their keys so that no query reads them."""
+    tiles = blocks.page // blocks.tile
     number = lax.broadcasted_iota(jnp.int32, refs.numbers.shape, 1)
     refs.numbers[...] = number
 
     def drop(i: jax.Array, _: None) -> None:
         @pl.when(page_id(item, i, refs, blocks) < 0)
         def _dropped() -> None:
-            begin = pl.multiple_of(i * blocks.page, blocks.page)
+            begin = i * blocks.page
             here = jnp.logical_and(number >= begin, number < begin + blocks.page)
             refs.numbers[...] = jnp.where(here, _NOWHERE, refs.numbers[...])
-            page = refs.kv_buffers.at[item.buffer, pl.ds(begin, blocks.page)]
+            page = refs.kv_buffers.at[item.buffer, pl.ds(i * tiles, tiles)]
             page[...] = jnp.zeros(page.shape, page.dtype)
 
     lax.fori_loop(0, page_range(item, blocks)[1], drop, None)
@@ -219,10 +220,15 @@ def softmax(item: Item, size: int, refs: Refs, unit: float) -> tuple[jax.Array, 
 def keep_scores(item: Item, size: int, refs: Refs, blocks: Blocks, options: AnyOptions) -> None:
     """Keeps the scores of an item for the next one's turn."""
     queries = refs.q_buffers[lax.rem(item.job.number, BUFFERS)].reshape(blocks.rows, -1)
-    keys = refs.kv_buffers[item.buffer, :size].astype(common_dtype(refs))
+    keys = rows_of(refs.kv_buffers[item.buffer, : size // blocks.tile]).astype(common_dtype(refs))
     scores = masked_scores(queries.astype(keys.dtype), keys, refs.numbers[:, :size], item, blocks, options)
     refs.scores[:, :size] = scores
     refs.peaks[...] = reduce(jnp.maximum, lane_columns(scores))
+
+
+def rows_of(tiles: jax.Array) -> jax.Array:
+    """Tiles of slots as their rows: `[n, tile, columns]` to `[n * tile, columns]`."""
+    return tiles.reshape(-1, tiles.shape[2])
 
 
 def lane_columns(rows: jax.Array) -> list[jax.Array]:
@@ -232,7 +238,8 @@ def lane_columns(rows: jax.Array) -> list[jax.Array]:
 
 def add_values(item: Item, weights: jax.Array, shrink: jax.Array, refs: Refs, blocks: Blocks) -> None:
     """Adds an item's values, weighted, to the sums, or begins them."""
-    values = refs.kv_buffers[item.buffer, : weights.shape[1], : blocks.latent].astype(common_dtype(refs))
+    tiles = weights.shape[1] // blocks.tile
+    values = rows_of(refs.kv_buffers[item.buffer, :tiles, :, : blocks.latent]).astype(common_dtype(refs))
     product = jnp.dot(
         weights.astype(values.dtype),
         values,

@@ -66,6 +66,8 @@ class Blocks:
         heads: query heads, padded to whole tiles.
         latent: columns of a value, padded.
         pages_per_seq: entries of a row of the page table.
+        tile: slots of a tile of the cache in HBM. Pages and buffers have a dimension of them, so that VMEM is tiled
+            alike: 7x would take tiles of 16 slots of 16 bits there, and 15 bundles to start a copy that tiles anew.
         emulated: whether the kernel is interpreted.
     """
 
@@ -75,6 +77,7 @@ class Blocks:
     heads: int
     latent: int
     pages_per_seq: int
+    tile: int = 8
     emulated: bool = False
 
     @property
@@ -101,10 +104,10 @@ class Refs(NamedTuple):
     cu_q_lens: Ref  # i32[S + 1]
     page_table: Ref  # i32[S * pages_per_seq + pages]: the clean table, -1 for what names no page; a block's beyond it
     queries: Ref  # [T, heads, W], HBM
-    pages: Ref  # [P, page, W], HBM
+    pages: Ref  # [P, page / tile, tile, W], HBM
     zeros: Ref  # the memory of `out` as it came in
     out: Ref  # [T, heads, latent], HBM
-    kv_buffers: Ref  # [BUFFERS, keys, W]
+    kv_buffers: Ref  # [BUFFERS, keys / tile, tile, W]
     q_buffers: Ref  # [BUFFERS, tokens, heads, W]
     out_buffers: Ref  # [2, tokens, heads, latent]
     top: Ref  # f32[rows, 128]: the largest score so far, in every lane
@@ -293,7 +296,8 @@ def page_id(item: Item, index: int | jax.Array, refs: Refs, blocks: Blocks) -> j
 
 def start_page(page_id: jax.Array, buffer: jax.Array, index: int, refs: Refs, blocks: Blocks) -> None:
     """Starts the copy of a page into a buffer; of the first page in place of one that does not exist."""
-    slots = refs.kv_buffers.at[buffer, pl.ds(index * blocks.page, blocks.page)]
+    tiles = blocks.page // blocks.tile
+    slots = refs.kv_buffers.at[buffer, pl.ds(index * tiles, tiles)]
     page = refs.pages.at[jnp.maximum(page_id, 0)]
     pltpu.make_async_copy(page, slots, refs.kv_semaphores.at[buffer]).start()
 
@@ -321,7 +325,7 @@ def copied_tokens(tokens: jax.Array, refs: Refs) -> int | jax.Array:
 def wait_pages(item: Item, refs: Refs, blocks: Blocks) -> None:
     """Waits for all pages of an item at once: for as many bytes as they have."""
     first, end = page_range(item, blocks)
-    pages = refs.kv_buffers.at[item.buffer, pl.ds(0, (end - first) * blocks.page)]
+    pages = refs.kv_buffers.at[item.buffer, pl.ds(0, (end - first) * (blocks.page // blocks.tile))]
     copy: Any = pltpu.make_async_copy(pages, pages, refs.kv_semaphores.at[item.buffer])
     pl.when(first < end)(lambda: copy.wait())
 
