@@ -10,13 +10,15 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from ..backends.levels import Level
 from ..backends.loading import Backend
 from ..backends.raising import Interrupted
-from ..calls.datum import Call, Key, Prompt, Ref, mended, refs, written
+from ..calls.datum import Call, Key, Prompt, Ref, mended, refs, simpler, smaller, written
+from ..calls.method import Method
 from ..calls.simplest import simplest, thinned
 from ..report.redaction import Redaction
 from ..trying.script import Entry, FileError, Rows
@@ -27,7 +29,7 @@ from .reading_calls import read_calls, without_defaults
 
 __all__ = ["Shortened", "shorten"]
 
-_FEW = 60
+_FEW = 12
 """The number of calls up to which states are compared after each one, else at the end of a try only."""
 
 _WINDOWS = 64
@@ -35,6 +37,9 @@ _WINDOWS = 64
 
 _TRIES = 2_000
 """How many simpler sequences are tried when no operation can be left out any more."""
+
+_LONG = 16
+"""The number of tokens up to which a prompt is tried without each of them."""
 
 _MOST_SIMPLER = 40
 """The most calls whose arguments are made simpler."""
@@ -98,7 +103,8 @@ class _Shrinker:
 
         Args:
             kept: the operations.
-            looks: whether states are compared behind a call, by its place among them; None: as few as are needed.
+            looks: whether states are compared behind a call, by its place among them, beside the last one; None: as few
+                as are needed.
 
         Raises:
             FileError: a call can't be made.
@@ -116,12 +122,14 @@ class _Shrinker:
     def run(self, calls: Sequence[Call], looks: Callable[[int], bool] | None = None) -> _Found | None:
         """Makes calls; see `play`."""
         self.tries += 1
-        if looks is None:
-            looks = (lambda _: True) if len(calls) <= _FEW else (lambda place: place == len(calls) - 1)
+
+        def is_looked_at(place: int) -> bool:
+            return place == len(calls) - 1 or (len(calls) <= _FEW if looks is None else looks(place))
+
         entries = [Entry(f"calls[{place}]", "", call) for place, call in enumerate(calls)]
         refused = set()
         trial = Trial(self._backend, self._level)
-        for place, said in enumerate(trial.run(entries, looks)):
+        for place, said in enumerate(trial.run(entries, is_looked_at)):
             if said.refused:
                 refused.add(calls[place].number)
             if said.verdict == "deviates":
@@ -130,9 +138,10 @@ class _Shrinker:
         return None
 
     def counts(self, run: Callable[[], _Found | None]) -> _Found | None:
-        """What a try found, if it counts."""
-        if self.ended():
-            return None
+        """What a try found, if it counts; nothing when the time is over."""
+        return None if self.ended() else self._counted(run)
+
+    def _counted(self, run: Callable[[], _Found | None]) -> _Found | None:
         try:
             found = run()
         except FileError:  # it names what was left out
@@ -173,12 +182,14 @@ class _Shrinker:
         self.refused = again.refused
         attempts: tuple[tuple[Call, ...], _Found] = calls, again
 
+        def simpler(case: tuple[Call, ...]) -> Iterator[tuple[Call, ...]]:
+            return takewhile(lambda _: not self.ended(), _simpler(case))
+
         def shows(case: tuple[Call, ...]) -> _Found | None:
             return self.counts(lambda: self.run(case))
 
-        case, found = simplest(*attempts, _simpler, shows, _TRIES)
-        small = _small_tokens(case)
-        return shows(small) or found
+        case, found = simplest(*attempts, simpler, shows, _TRIES)
+        return self._counted(lambda: self.run(_small_tokens(case))) or found
 
 
 def shorten(
@@ -239,7 +250,7 @@ def _first(shrinker: _Shrinker, recorded: Sequence[Recorded]) -> _Found | None:
     if len(recorded) <= _FEW:
         return shrinker.play(recorded, lambda _: True)
     stride = max(len(recorded) // _WINDOWS, _FEW)
-    found = shrinker.play(recorded, lambda place: place % stride == 0 or place == len(recorded) - 1)
+    found = shrinker.play(recorded, lambda place: place % stride == 0)
     if found is None:
         return None
     end = len(found.calls)
@@ -310,11 +321,22 @@ def _others(calls: tuple[Call, ...]) -> Iterator[tuple[Call, ...]]:
     rows = Rows()
     known = [rows.row_of(call) for call in calls]
     for place in reversed(range(len(calls))):
-        for less in known[place].simpler(calls[place]):
+        for less in _simpler_call(calls[place], known[place]):
             yield (*calls[:place], less, *calls[place + 1 :])
     for place, call in enumerate(calls):
         if any(ref.path[-1:] == (".page_id",) for ref in refs(call)) and call.target is not None:
             yield (*calls[:place], _by_number(call), *calls[place + 1 :])
+
+
+def _simpler_call(call: Call, row: Method) -> Iterator[Call]:
+    """A call with simpler arguments: a long prompt is cut at its end only, as it has as many places as tokens."""
+    prompt = call.arguments.get("prompt")
+    if not isinstance(prompt, Prompt) or len(prompt.tokens) <= _LONG:
+        yield from row.simpler(call)
+        return
+    for length in (0, *smaller(len(prompt.tokens))):
+        yield call.given(prompt=replace(prompt, tokens=prompt.tokens[:length]))
+    yield from (call.given(prompt=replace(prompt, extra_keys=less)) for less in simpler(prompt.extra_keys))
 
 
 def _by_number(call: Call) -> Call:
