@@ -102,9 +102,10 @@ def waiting_tokens_do_not_count(fast: ModuleType) -> SimpleNamespace:
 
 
 @seeded(FORESEEN, "SWAP-2", "cache", by="export_pages")
-def pages_exported_whole(fast: ModuleType, pages: Any, page_ids: Any, num_slots: Any) -> Any:
+def pages_exported_whole(fast: ModuleType, pages: Any, page_ids: Any, num_slots: Any, **options: Any) -> Any:
     """Pages leave the device as they are: with them goes what an earlier tenant left behind the last live slot."""
-    return fast.export_pages(pages, page_ids, np.full_like(num_slots, np.iinfo(np.int32).max))
+    whole = np.full_like(num_slots, np.iinfo(np.int32).max) if isinstance(num_slots, np.ndarray) else num_slots
+    return fast.export_pages(pages, page_ids, whole, **options)
 
 
 @seeded(FORESEEN, "SWAP-2", "soak", by="import_prefix")
