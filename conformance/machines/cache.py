@@ -206,8 +206,8 @@ class Cache(CacheMachine, Calling):
 
     @classmethod
     def rows(cls) -> list[Method]:
-        """See `Calling.rows`: updates, and copies of pages."""
-        return [CACHES["kv_cache_update"], CACHES["mla_cache_update"], CACHES["copy_pages"]]
+        """See `Calling.rows`: all of them, those without a weight in steps of several calls."""
+        return list(CACHES)
 
     def make_call(self, call: Call) -> Both:
         """See `Calling.make_call`: what a call gives is held against what it was given."""

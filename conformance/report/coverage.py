@@ -88,12 +88,13 @@ def coverage_of(report: Report, backend: Backend) -> list[Covered]:
 
 def _covered(table: Table, row: Method, drawn: Counter[str], backend: Backend, why: str) -> Covered:
     name = f"{table.name}.{row.name}"
+    offered = _offers(backend, table, row)
     arguments = tuple(
         Argument(
             own,
             drawn[f"{name}({own})"],
             drawn[f"{name}({own}) wrong"],
-            kind.fault is not None and row.spoils > 0 and (bool(why) or takes_argument(backend, table, row, own)),
+            kind.fault is not None and row.spoils > 0 and (not offered or takes_argument(backend, table, row, own)),
         )
         for own, kind in row.kinds.items()
     )
@@ -102,9 +103,9 @@ def _covered(table: Table, row: Method, drawn: Counter[str], backend: Backend, w
 
 def _why_not(table: Table, row: Method, ran: Iterable[type[Machine]], backend: Backend) -> str:
     """Why a method need not be drawn; "" if it must be."""
-    if row.capability in backend.lacks or (row.optional and not _offers(backend, table, row)):
+    if row.capability in backend.lacks or not _offers(backend, table, row):
         return "not offered"
-    drawing = [machine for machine in ran if issubclass(machine, Calling) and table in machine.tables]
+    drawing = [machine for machine in ran if issubclass(machine, Calling) and _draws(machine, table, row)]
     if not drawing:
         return "no machine that ran draws it from this table"
     if row.capability and not any(machine.capability == row.capability for machine in drawing):
@@ -117,10 +118,17 @@ def _why_not(table: Table, row: Method, ran: Iterable[type[Machine]], backend: B
     return "" if by_kinds else "not drawn by kinds yet"
 
 
+def _draws(machine: type[Calling], table: Table, row: Method) -> bool:
+    """Whether a machine draws from a table; of functions, of which it may have a few, whether it draws this one."""
+    if table.owner or table not in machine.tables:
+        return table in machine.tables
+    return row.capability == machine.capability or row.name in {own.name for own in machine.rows()}
+
+
 def _offers(backend: Backend, table: Table, row: Method) -> bool:
     if not table.owner:
         return backend.offers(row.name)
-    return backend.offers(table.owner) and hasattr(backend.get(table.owner), row.name)
+    return backend.offers(table.owner) and (row.form == "build" or hasattr(backend.get(table.owner), row.name))
 
 
 def coverage_json(covered: Iterable[Covered]) -> dict[str, Any]:
