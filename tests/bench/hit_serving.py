@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
 from kvproof import fast
-from kvproof.conformance.replay.groups import StepEnds, junction_of
+from kvproof.conformance.engine.step_ends import StepEnds, junction_of
 from kvproof.spec import Request
 from kvproof.spec.declarations.eviction import POLICIES
 
