@@ -119,11 +119,18 @@ class SoakMoves(SoakBase):
             self.met.note(["export"], len(self._trace))
 
     @operation
-    def import_prefix(self, place: int) -> None:
-        """Imports one of the last exported prefixes, whatever became of its pages here since (SWAP-2)."""
+    def import_prefix(self, place: int, dropped: int) -> None:
+        """Imports one of the last exported prefixes, of which the last pages may not be cached any more (SWAP-2).
+
+        Args:
+            place: which one.
+            dropped: how many of its pages that are cached lose their hashes first, the last ones of the first group.
+        """
         if place >= len(self.carried) or not self.exports():
             raise Nothing
         request = self.carried[place]
+        if dropped and self.offers("pool", "evict_pages"):
+            self._drop_last(request, dropped)
 
         def act(side: Side) -> bool:
             exported = side.names.get("ExportedPrefix").from_bytes(side.exported[place])
@@ -136,6 +143,28 @@ class SoakMoves(SoakBase):
         imported = self.call(line, act, "SWAP-2", charge=MANAGER["receive_pages"].charges_by_field)
         if imported.spec:
             self.met.note(["import"], len(self._trace))
+
+    def _drop_last(self, request: Request, count: int) -> None:
+        """Drops the hashes of the last pages that a request would hit."""
+        row = MANAGER["get_computed_pages"]
+        line, evicts = "found, _ = manager.get_computed_pages(<a request like it>)", MANAGER["evict_pages"]
+
+        def look_up(side: Side) -> Any:
+            found = side.manager.get_computed_pages(request)
+            side.manager.free_page_hashes(request)  # it never comes: nobody may remember it
+            return found
+
+        found = self.call(f"{line}; manager.free_page_hashes(<it>)", look_up, row.clause, row.result.plain)
+        if found.refused or found.spec is None:
+            return
+        pages = [int(page.page_id) for page in found.spec[0].pages[0] if page.page_id][-count:]
+        self.call(
+            f"manager.page_pool.evict_pages({pages})",
+            lambda side: side.pool.evict_pages(pages),
+            evicts.clause,
+            lambda *_: None,
+            evicts.charges_by_field,
+        )
 
     def _caches(self, side: Side) -> list[Any]:
         """The pages of each group; they are made when they are needed first."""
