@@ -126,9 +126,15 @@ class Method:
             return dict(self.draw(source, known))
         return {name: kind.good(source, known) for name, kind in self.arguments.items() if kind.good is not None}
 
-    def spoilt(self, source: Source, known: Any) -> tuple[str, dict[str, Any]]:
-        """Arguments with one thing wrong, and the name of the one that is."""
-        name = source.one_of(self.faults(known))
+    def spoilt(self, source: Source, known: Any, name: str = "") -> tuple[str, dict[str, Any]]:
+        """Arguments with one thing wrong, and the name of the one that is.
+
+        Args:
+            source: draws them.
+            known: what is known.
+            name: the argument; "" draws that, too.
+        """
+        name = name or source.one_of(self.faults(known))
         given = self.drawn(source, known) if self.possible(known) else {}
         spoil = self.kinds[name].fault
         assert spoil is not None, "only kinds with faults are chosen"

@@ -126,9 +126,14 @@ class Calling(Machine):
         """A call of a method that is allowed now."""
         return self.call_of(row.name, self._target(row, source), **row.drawn(source, self))
 
-    def spoilt(self, row: Method, source: Drawing) -> Call:
-        """The same with one argument wrong."""
-        name, given = row.spoilt(source, self)
+    def each_spoilt(self, row: Method, source: Drawing) -> Calls:
+        """A call for each argument that can be wrong: of rows of which calls with a fault are drawn seldom."""
+        for name in row.faults(self):
+            yield self.spoilt(row, source, name)
+
+    def spoilt(self, row: Method, source: Drawing, name: str = "") -> Call:
+        """The same with one argument wrong, which is drawn where it is not named."""
+        name, given = row.spoilt(source, self, name)
         call = self.call_of(row.name, self._target(row, source), **given)
         return Call(call.target, call.method, call.arguments, call.number, name)
 

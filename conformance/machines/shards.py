@@ -142,7 +142,8 @@ class Shards(SwapSteps):
         acts: list[Callable[[Drawing], None]] = [self.spoil]
         takes = all(side.names.accepts(self.made, "placement") for side in (self.spec, self.backend))
         acts += [self.place_badly] if takes else []
-        acts += [functools.partial(self.spoil, capability="swaps")] if self.swaps() else []
+        acts += [functools.partial(self.spoil, capability="swaps")] * 2 if self.swaps() else []
+        acts.append(self.misbuild)
         if mixed:
             acts += [functools.partial(self.mix, name)] * 3
         data.one_of(acts)(data)
@@ -157,6 +158,11 @@ class Shards(SwapSteps):
         pages: list[list[Any]] = [[null] * (length // known.page_size) for known in self.world.groups]
         pages[group][-2:] = [StrangePage() if strange else first, second]
         self.hit_with(name, pages, length)
+
+    def misbuild(self, data: Drawing) -> None:
+        """Managers of shards with each argument wrong in turn."""
+        for call in self.each_spoilt(SHARDS[self.made], data):
+            self.call_badly(call, "R1", f"{call.fault} is wrong")
 
     def place_badly(self, data: Drawing) -> None:
         """A placement that names no shard."""
