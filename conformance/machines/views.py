@@ -28,9 +28,6 @@ __all__ = ["Sharded", "Views"]
 
 _ROWS, _WIDTH, _TOKENS, _PAGES = 3, 3, 12, 8
 
-_MISUSES = 6
-"""Calls with a fault that a step makes: each is refused at once."""
-
 _FIELDS = (
     *("pages_tables", "context_lens", "query_start_loc", "num_seqs", "slot_mapping", "position_ids"),
     *("request_distribution", "num_kv_update_slices", "page_size", "version"),
