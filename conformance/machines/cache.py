@@ -233,11 +233,7 @@ class Cache(CacheMachine, Calling):
         """Wrong types and shapes, slots named twice, slices that leave their page, slots that do not exist."""
         update = CACHES[self.layout.update]
         others = [row for row in CACHES if row.optional and self.backend.names.offers(row.name)]
-        row = source.likely([update], others or [update])
-        if row is update:
-            yield self.spoilt(row, source)
-        else:
-            yield from self.each_spoilt(row, source)
+        yield from self.each_spoilt(source.likely([update], others or [update]), source)
 
     # -- Updates --------------------------------------------------------------------------------------------
 

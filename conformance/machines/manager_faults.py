@@ -77,14 +77,22 @@ class ManagerFaults(Admission):
     def spoil(self, data: Drawing, capability: str = "") -> None:
         """Makes a call with one argument wrong, of a method that a capability has; as a rule of those without.
 
-        Of a capability's methods calls are drawn seldom: then each argument is wrong in turn.
+        Of a capability's methods calls are drawn seldom: then each argument of each is wrong in turn.
         """
         tables = self.tables if capability else self.tables[:1]
         rows = [row for table in tables for row in table if row.spoils and row.capability == capability]
         rows = [row for row in rows if self.can_call(row) and row.faults(self)]
-        row = data.one_of([row for row in rows for _ in range(row.spoils)])
-        for call in self.each_spoilt(row, data) if capability else [self.spoilt(row, data)]:
-            self.call_badly(call, "R1", f"{call.fault} is wrong")
+        first = data.one_of([place for place, row in enumerate(rows) for _ in range(row.spoils)])
+        if not capability:
+            self.make_spoilt(self.spoilt(rows[first], data))
+            return
+        for row in (*rows[first:], *rows[:first]):
+            for call in self.each_spoilt(row, data):
+                self.make_spoilt(call)
+
+    def make_spoilt(self, call: Call) -> None:
+        """Makes a call of which one argument is wrong."""
+        self.call_badly(call, "R1", f"{call.fault} is wrong")
 
     def some_request(self, data: Drawing) -> Ref:
         """A request, live or not."""

@@ -139,7 +139,7 @@ class Shards(SwapSteps):
         """Hits of two shards or of another manager's, shards that there are not, what is wrong in any case."""
         name = data.one_of(list(self.cases))
         mixed = not self.cases[name].live and not self.cases[name].request.num_computed_tokens
-        acts: list[Callable[[Drawing], None]] = [self.spoil]
+        acts: list[Callable[[Drawing], None]] = [self.spoil] * 4
         takes = all(side.names.accepts(self.made, "placement") for side in (self.spec, self.backend))
         acts += [self.place_badly] if takes else []
         acts += [functools.partial(self.spoil, capability="swaps")] * 2 if self.swaps() else []
@@ -162,7 +162,7 @@ class Shards(SwapSteps):
     def misbuild(self, data: Drawing) -> None:
         """Managers of shards with each argument wrong in turn."""
         for call in self.each_spoilt(SHARDS[self.made], data):
-            self.call_badly(call, "R1", f"{call.fault} is wrong")
+            self.make_spoilt(call)
 
     def place_badly(self, data: Drawing) -> None:
         """A placement that names no shard."""

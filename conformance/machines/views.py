@@ -273,8 +273,9 @@ class Views(ViewMachine, Calling):
         """What is given to a view, or to a cache of a layer, is of a wrong type or shape."""
         tables = [table for table in self.tables if self.backend.names.offers(table.owner)]
         table = source.one_of(tables)
-        row = source.one_of([row for row in table if row.spoils and hasattr(self.thing(table), row.name)])
-        yield from self.each_spoilt(row, source)
+        for row in table:
+            if row.spoils and hasattr(self.thing(table), row.name):
+                yield from self.each_spoilt(row, source)
 
     def thing(self, table: Table) -> Any:
         """The backend's object of an interface."""

@@ -67,7 +67,7 @@ class Blocks:
         latent: columns of a value, padded.
         pages_per_seq: entries of a row of the page table.
         tile: slots of a tile of the cache in HBM. Pages and buffers have a dimension of them, so that VMEM is tiled
-            alike: 7x would take tiles of 16 slots of 16 bits there, and 15 bundles to start a copy that tiles anew.
+            alike: 7x would take tiles of 16 slots of 16 bits there, and 15 bundles to start a copy between the two.
         emulated: whether the kernel is interpreted.
     """
 
