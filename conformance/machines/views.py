@@ -271,11 +271,10 @@ class Views(ViewMachine, Calling):
     @step("SWAP-2", when=lambda self: exact(self.layout.dtype))
     def misuse(self, source: Drawing) -> Calls:
         """What is given to a view, or to a cache of a layer, is of a wrong type or shape."""
-        tables = [table for table in self.tables if self.backend.names.offers(table.owner)]
-        table = source.one_of(tables)
-        for row in table:
-            if row.spoils and hasattr(self.thing(table), row.name):
-                yield from self.each_spoilt(row, source)
+        for table in self.tables:
+            for row in table if self.backend.names.offers(table.owner) else ():
+                if row.spoils and hasattr(self.thing(table), row.name):
+                    yield from self.each_spoilt(row, source)
 
     def thing(self, table: Table) -> Any:
         """The backend's object of an interface."""
