@@ -60,7 +60,7 @@ def numbers_of(array: Any) -> tuple[str, Any]:
 
 
 def wrong(*values: Any, log: str = "plain", **more: Any) -> Kind:
-    """A kind of which some values are wrong, whatever happened before.
+    """A kind of which some values are always wrong, whichever calls came before.
 
     Args:
         values: these values.

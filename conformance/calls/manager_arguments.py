@@ -1,4 +1,4 @@
-"""What cache managers are given: the kinds of their arguments, each with what is wrong with it whatever came before.
+"""What cache managers are given: the kinds of their arguments, each with what is always wrong with it.
 
 What is wrong only after certain calls, as a hit that is another request's, is a scenario of a machine. What is known
 when a call is drawn is a machine's (`kvproof.conformance.machines.manager_faults`): which requests there are.
@@ -75,7 +75,7 @@ def _each(name: str, *values: Any, alone: Any = None) -> Kind:
 
     Args:
         name: the argument.
-        values: what is no entry.
+        values: values that no entry may have.
         alone: what is given instead of a list.
     """
 

@@ -105,8 +105,8 @@ _OF_TRACES = ("synthetic", "seed", "save", "limit", "page_size", "limits", *_OF_
 
 
 _COMPARE_EVERY, _PAGES_A_CALL = 2_000, 5
-"""Calls from one comparison of the whole state to the next, at least, and one more for so many pages of the pool: then
-it takes a tenth of the time.
+"""The least number of calls from one comparison of the whole state to the next, and pages of the pool for each further
+call: so that states take a tenth of the time.
 """
 
 

@@ -192,7 +192,7 @@ class Converter:
     # -- Objects and requests -------------------------------------------------------------------------------------
 
     def _made(self, entry: Made) -> Recorded | None:
-        arguments = dict(entry.arguments)
+        arguments = entry.arguments
         self.names[entry.number] = entry.name
         if "of" in arguments:
             whole = arguments["of"]
@@ -201,14 +201,7 @@ class Converter:
             self.objects[entry.number] = self.objects[whole].to(*path)
             self._roots[entry.number] = self._roots[whole]
             return None
-        if "hash_seed" in arguments:
-            arguments["hash_seed"] = bytes.fromhex(arguments["hash_seed"])
-        if entry.name == "CacheManager":
-            if self._takes_interval:
-                arguments.setdefault("retention_interval", None)
-            else:
-                arguments.pop("retention_interval", None)
-        call = Call(None, entry.name, arguments, self._next())
+        call = Call(None, entry.name, entry.built(self._takes_interval), self._next())
         self.objects[entry.number] = Ref(call.number)
         self._roots[entry.number] = entry.number
         self._given[entry.number] = _Given()

@@ -35,6 +35,21 @@ class Made:
     name: str
     arguments: dict[str, Any]
 
+    def built(self, takes_interval: bool) -> dict[str, Any]:
+        """What its constructor is given.
+
+        Args:
+            takes_interval: whether it takes a retention interval: logs without one are of managers that keep all
+                (RET-1).
+        """
+        arguments = dict(self.arguments)
+        if "hash_seed" in arguments:
+            arguments["hash_seed"] = bytes.fromhex(arguments["hash_seed"])
+        if self.name == "CacheManager":
+            interval = arguments.pop("retention_interval", None)
+            arguments |= {"retention_interval": interval} if takes_interval else {}
+        return arguments
+
 
 @dataclass(frozen=True)
 class NewRequest:
@@ -141,7 +156,7 @@ def redactor(redaction: Redaction) -> Callable[[Entry], Entry]:
     def redacted(entry: Entry) -> Entry:
         match entry:
             case Made():
-                # keys of other names are others, whatever the seed
+                # keys of other names are others with any seed
                 arguments = {name: value for name, value in entry.arguments.items() if name != "hash_seed"}
                 if "kv_cache_groups" in arguments:
                     arguments["kv_cache_groups"] = list(map(group, arguments["kv_cache_groups"]))

@@ -186,7 +186,7 @@ class _Beside(LogWriter):
         super().note(entry)
         last = self._judge.last
         assert last is not None, "it was just made"
-        thing = self._judge.player.sides[0].things[last.target]
+        thing = self._judge.player.side.things[last.target]
         if row_of(thing.name, last.method).reads:
             return
         self._changes += 1
@@ -233,7 +233,7 @@ class _Beside(LogWriter):
             target = shown.target
         else:
             assert judge.last is not None, "a call deviates"
-            target = judge.player.sides[0].things[judge.last.target].whole
+            target = judge.player.side.things[judge.last.target].whole
         observed = shown.fields if shown is not None else self.readers[target]()
         after = judge.state(target, device="device rows" in observed)
         return LockstepError(difference, call, tuple(earlier), judge.agreed.get(target, {}), after, observed)

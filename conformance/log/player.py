@@ -1,4 +1,4 @@
-"""Makes the calls of a log on one side or on two, requests brought to what they said before each call."""
+"""Makes the calls of a log, requests brought to what they said before each call."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,8 +20,8 @@ from .values import read_state
 __all__ = ["Answer", "Player", "RecordedError", "Side", "Stranger", "Thing", "UnplayableError"]
 
 
-_SEED = b"kvproof log".hex()
-"""The seed of keys where a log has none: as hexadecimal digits, as in a log."""
+_SEED = b"kvproof log"
+"""The seed of keys where a log has none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +84,7 @@ class Side:
 
     Attributes:
         holder: what holds its public names.
-        requests: the requests by number; both sides may have the same ones.
+        requests: the requests by number.
         things: its objects by number.
     """
 
@@ -96,22 +96,17 @@ class Side:
 
     def make(self, made: Made) -> None:
         """Makes an object, or takes a part of one that was made."""
-        arguments = dict(made.arguments)
-        if "of" in arguments:
-            whole = self.things[arguments["of"]]
-            it = whole.it.page_pool if made.name == "PagePool" else whole.it.page_tables[arguments.get("group", 0)]
-            self.things[made.number] = Thing(made.name, it, whole.views, arguments["of"])
+        if "of" in made.arguments:
+            part = made.arguments
+            whole = self.things[part["of"]]
+            it = whole.it.page_pool if made.name == "PagePool" else whole.it.page_tables[part.get("group", 0)]
+            self.things[made.number] = Thing(made.name, it, whole.views, part["of"])
             return
+        build = getattr(self.holder, made.name)
+        arguments = made.built(takes_parameter(build, "retention_interval"))
         if made.name in SEEDED:
-            arguments["hash_seed"] = bytes.fromhex(arguments.get("hash_seed", _SEED))
-        if made.name == "CacheManager":
-            if takes_parameter(self.holder.CacheManager, "retention_interval"):
-                arguments.setdefault(
-                    "retention_interval", None
-                )  # logs without it are of managers that keep all (RET-1)
-            else:
-                arguments.pop("retention_interval", None)
-        it = getattr(self.holder, made.name)(**arguments)
+            arguments.setdefault("hash_seed", _SEED)
+        it = build(**arguments)
         pool = {"CacheManager": getattr(it, "page_pool", None), "PagePool": it}.get(made.name)
         self.things[made.number] = Thing(made.name, it, {} if pool is None else page_views(pool), made.number)
 
@@ -131,13 +126,9 @@ class Side:
         return Answer(value)
 
     def state(self, number: int, live: Iterable[str], device: bool) -> dict[str, Any]:
-        """What an object shows, by field; of requests those that hold pages."""
+        """What an object shows, by field."""
         thing = self.things[number]
-        state = read_state(thing.name, thing.it, thing.views, live, device)
-        held = state.get("pages of requests")
-        if held is not None:
-            state["pages of requests"] = {name: groups for name, groups in held.items() if any(groups)}
-        return state
+        return read_state(thing.name, thing.it, thing.views, live, device)
 
     # -- Arguments --------------------------------------------------------------------------------
 
@@ -205,7 +196,7 @@ def _plain(value: Any) -> Any:
     return [_plain(entry) for entry in value] if isinstance(value, list) else value
 
 
-# -- Both sides -------------------------------------------------------------------------------------------------------
+# -- The whole log ----------------------------------------------------------------------------------------------------
 
 
 class UnplayableError(Exception):
@@ -217,20 +208,20 @@ class Player:
     """Plays a log.
 
     Attributes:
-        holders: what holds the public names of each side, the specification or a backend.
-        sides: the sides.
-        requests: the requests by number, the same ones on all sides: nobody writes to them.
+        holder: what holds the public names, the specification or a backend.
+        side: its objects.
+        requests: the requests by number: nobody writes to them.
         live: the ids of those that were not freed, or named again since.
     """
 
-    holders: Sequence[Any]
-    sides: list[Side] = field(init=False)
+    holder: Any
+    side: Side = field(init=False)
     requests: list[Request] = field(default_factory=list)
     live: dict[str, None] = field(default_factory=dict)
     _lengths: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.sides = [Side(holder, self.requests) for holder in self.holders]
+        self.side = Side(self.holder, self.requests)
 
     @property
     def ids(self) -> list[str]:
@@ -245,12 +236,11 @@ class Player:
         """
         match entry:
             case Made():
-                for side in self.sides:
-                    try:
-                        side.make(entry)
-                    except (TypeError, ValueError, IndexError, KeyError, AttributeError, MemoryError) as error:
-                        reason = " ".join(str(error).split())
-                        raise UnplayableError(f"object {entry.number} can't be made: {reason}") from error
+                try:
+                    self.side.make(entry)
+                except (TypeError, ValueError, IndexError, KeyError, AttributeError, MemoryError) as error:
+                    reason = " ".join(str(error).split())
+                    raise UnplayableError(f"object {entry.number} can't be made: {reason}") from error
             case NewRequest():
                 made = Request(entry.request_id, entry.tokens, entry.extra_keys, entry.prompt_logprobs)
                 self.requests.append(made)
@@ -266,21 +256,21 @@ class Player:
             case NewKeys():
                 self.requests[entry.number].extra_keys = entry.extra_keys
 
-    def call(self, operation: Operation) -> list[Answer]:
-        """Makes a call on every side.
+    def call(self, operation: Operation) -> Answer:
+        """Makes a call.
 
         Raises:
             UnplayableError: it names a request, an object or tokens that there are not.
         """
         try:
             self._tell(operation)
-            answers = [side.call(operation) for side in self.sides]
+            answer = self.side.call(operation)
         except (MemoryError, RecursionError) as error:
             raise UnplayableError(f"operation {operation.number} asks for too much") from error
         freed = operation.arguments.get("request")
-        if operation.method == "free" and answers[0].error is None and isinstance(freed, dict):
+        if operation.method == "free" and answer.error is None and isinstance(freed, dict):
             self.live.pop(self.requests[freed["r"]].request_id, None)
-        return answers
+        return answer
 
     def _tell(self, operation: Operation) -> None:
         """Brings the requests of a call to what they said when it was made."""

@@ -227,8 +227,8 @@ def _watch(writer: LogWriter, number: int, name: str, thing: Any) -> None:
         live = list(writer.requests.by_id) if name == "CacheManager" else []
         state = read_state(name, thing, views, live, device=bool(writer.states_every))
         if "pages of requests" in state:
-            held = {own: groups for own, groups in state["pages of requests"].items() if any(groups)}
-            state["pages of requests"] = {writer.requests.text(own): groups for own, groups in sorted(held.items())}
+            held = state["pages of requests"].items()
+            state["pages of requests"] = {writer.requests.text(own): groups for own, groups in held}
         if not writer.states_every:
             state.pop("usage", None)
         return state

@@ -241,7 +241,7 @@ class Judge:
     """
 
     def __init__(self, holder: Any, ignored: frozenset[str] = frozenset(), show_tokens: bool = False) -> None:
-        self.player = Player([holder])
+        self.player = Player(holder)
         self.operations = self.states = 0
         self.last: Operation | None = None
         self.wrong: tuple[Difference, Shown | None] | None = None
@@ -271,12 +271,12 @@ class Judge:
         return None
 
     def _operation(self, operation: Operation) -> Replayed:
-        (answer,) = self.player.call(operation)
+        answer = self.player.call(operation)
         if answer.error is not None and not isinstance(answer.error, REFUSALS):
             where = f", raised at {answer.raised[-1]}" if answer.raised else ""
             raise UnplayableError(f"operation {operation.number} can't be made: {answer.kind}{where}")
         self.operations += 1
-        things = self.player.sides[0].things
+        things = self.player.side.things
         thing = things[operation.target]
         found = compare_answers(thing, operation, answer, recorded_answer(operation, answer))
         found = None if found is not None and found.clause in self._ignored else found
@@ -299,7 +299,7 @@ class Judge:
         return Replayed(operation, self.player, answer, found, line)
 
     def _state(self, entry: Shown) -> None:
-        since = self._since.pop(self.player.sides[0].things[entry.target].whole, [])
+        since = self._since.pop(self.player.side.things[entry.target].whole, [])
         last = since[0] if len(since) == 1 else None
         expected = self.state(entry.target, "device rows" in entry.fields)
         self.states += 1
@@ -314,7 +314,7 @@ class Judge:
     def count(self, observed: tuple[int, int]) -> None:
         """Compares how many pages are free, as a pool and its queue say, after the last operation, which was on it."""
         assert self.last is not None, "an operation was made"
-        thing = self.player.sides[0].things[self.last.target]
+        thing = self.player.side.things[self.last.target]
         pool = thing.it.page_pool if thing.name == "CacheManager" else thing.it
         name = "numbers of free pages"
         found = compare_states({name: numbers_of_free_pages(pool)}, {name: observed}, self._answered)
@@ -328,7 +328,7 @@ class Judge:
 
     def state(self, number: int, device: bool = False) -> dict[str, Any]:
         """What an object shows."""
-        side = self.player.sides[0]
+        side = self.player.side
         return side.state(side.things[number].whole, self.player.live, device)
 
     @property

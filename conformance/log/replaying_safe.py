@@ -156,11 +156,7 @@ class _Judge:
         """What an object shows on the side of the specification."""
         ref, name = self._converter.objects[number], self._converter.names[number]
         views = self._trial.views(ref.of)
-        state = read_state(name, self._trial.spec.thing(ref), views, self._converter.ids, device=False)
-        held = state.get("pages of requests", {})
-        return state | (
-            {"pages of requests": {own: groups for own, groups in held.items() if any(groups)}} if held else {}
-        )
+        return read_state(name, self._trial.spec.thing(ref), views, self._converter.ids, device=False)
 
     def _name(self, found: Difference, target: int, fields: Mapping[str, Any]) -> None:
         names = {number: Thing(name, None, {}, number) for number, name in self._converter.names.items()}

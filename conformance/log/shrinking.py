@@ -116,7 +116,7 @@ class _Shrinker:
             _InvalidError: it is not for this log to say.
         """
         self.tries += 1
-        player = Player([kvproof.spec])
+        player = Player(kvproof.spec)
         played: list[Operation] = []
         answers: list[tuple[Answer, Answer]] = []
         kept: list[Entry] = []
@@ -130,7 +130,7 @@ class _Shrinker:
                 else:
                     player.prepare(entry)
                 continue
-            (expected,) = player.call(entry)
+            expected = player.call(entry)
             observed = recorded_answer(entry, expected)
             if expected.error is not None:
                 if first:
@@ -139,7 +139,7 @@ class _Shrinker:
                     raise _InvalidError
             played.append(entry)
             answers.append((expected, observed))
-            difference = compare_answers(player.sides[0].things[entry.target], entry, expected, observed)
+            difference = compare_answers(player.side.things[entry.target], entry, expected, observed)
             if difference is not None:
                 return Try(kept, played, answers, difference, player)
         return None
@@ -149,9 +149,9 @@ class _Shrinker:
     ) -> Difference | None:
         if not played:
             return None
-        side = player.sides[0]
+        side = player.side
         state = side.state(side.things[entry.target].whole, player.ids, "device rows" in entry.fields)
-        last = player.sides[0].things[played[-1].target]
+        last = player.side.things[played[-1].target]
         difference = compare_states(state, entry.fields, (row_of(last.name, played[-1].method), answers[-1][0]))
         if difference is None:
             self.right[entry.target] = played[-1].number
@@ -160,7 +160,7 @@ class _Shrinker:
 
     def suspects(self, found: Try) -> tuple[int | None, tuple[str, ...]]:
         """See `Shrunk.right_after` and `Shrunk.suspects`; asked when the log itself was played."""
-        things, requests = found.player.sides[0].things, found.player.requests
+        things, requests = found.player.side.things, found.player.requests
         target = found.entries[-1].target if isinstance(found.entries[-1], Shown) else found.played[-1].target
         right = self.right.get(things[target].whole)
         since = [operation for operation in found.played if right is not None and operation.number > right]

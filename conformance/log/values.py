@@ -321,7 +321,7 @@ def read_state(name: str, thing: Any, views: Mapping[int, Any], live: Iterable[s
         name: its class.
         thing: the object.
         views: of a manager or a pool: views of its pages.
-        live: of a manager: the ids of requests whose pages are to be shown.
+        live: of a manager: the ids of requests whose pages are to be shown, of those that hold any.
         device: whether tables show the device's rows, for which they wait for the device.
     """
     if name == "PageTable":
@@ -330,7 +330,7 @@ def read_state(name: str, thing: Any, views: Mapping[int, Any], live: Iterable[s
         return _tables(list(thing.page_tables), device)
     if name == "PagePool":
         return _pool(thing, views)
-    held = pages_of_requests(thing, sorted(live))
+    held = {name: groups for name, groups in pages_of_requests(thing, sorted(live)).items() if any(groups)}
     return {**_pool(thing.page_pool, views), "pages of requests": held}
 
 

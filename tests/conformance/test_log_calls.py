@@ -245,7 +245,7 @@ def leaky(monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_leak_is_found_at_level_safe_and_becomes_short(
     leaky: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """MAN-5: the pages come back, all of them, in whatever order."""
+    """MAN-5: all pages come back, in any order."""
     log, small = tmp_path / "a.log", tmp_path / "small.json"
     module: Any = sys.modules[leaky]
     recorded(log, module, 4, states_every=1)
@@ -279,7 +279,7 @@ class ShortBackend:
 
 
 def test_a_test_at_level_safe_asks_how_many_pages_there_are(tmp_path: Path) -> None:
-    """MAN-2: it fails on the backend that gives too few, and passes whatever their ids are."""
+    """MAN-2: it fails on the backend that gives too few, and passes with any ids."""
     with record(Short(20, [full(2)], 16), tmp_path / "a.log") as manager:
         manager.allocate_slots(Request("a", [1, 2, 3]), 3)
         manager.allocate_slots(Request("b", [1, 2, 3, 4, 5]), 5)
