@@ -35,7 +35,8 @@ class Calling(Machine):
     Each row with a weight is a step of its own: one call, drawn by the kinds of its arguments. What needs several calls
     is a step that yields them and is sent what came of each; or, where scenes are made of scenes, one that makes them
     by `make_call`. The calls themselves are the trace of an example: making it shorter leaves out calls, and entries of
-    their arguments; nothing is drawn again.
+    their arguments; nothing is drawn again. Where a call makes no sense without what its step does besides, a machine
+    says so by ``records_calls = False``: then steps are the trace, with what they drew.
 
     Attributes:
         tables: the interfaces that it calls.
@@ -163,7 +164,8 @@ class Calling(Machine):
 
     def make_call(self, call: Call) -> Both:
         """Makes a call on both sides, and compares what came of it."""
-        if not self._operating:
+        noted = self.records_calls and not self._operating
+        if noted:
             self.note_call(call)
         table, row = self.row_of_call(call)
         self.session.note_drawn(table.counted(call))
@@ -175,7 +177,7 @@ class Calling(Machine):
                 if side is self.spec:
                     if self._repeats and not call.refused:
                         raise _LeftOut from None
-                    if not self._operating:
+                    if noted:
                         self._trace[-1] = replace(call, refused=True)
                 raise
 

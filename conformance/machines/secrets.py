@@ -4,7 +4,7 @@ import functools
 import json
 import traceback
 import types
-from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
@@ -12,32 +12,47 @@ from hypothesis import strategies as st
 from kvproof.spec.clauses import clause_of_message
 from kvproof.spec.declarations import CacheSalt, ExtraKey, LoraAdapter, Request
 
+from ..calls.datum import Call, Holder, Minus, Pages, Ref
 from ..calls.deviation import attempt
-from .base import SPEC, Both, Field, Machine, Nothing, Side
+from ..calls.interfaces import plain_row
+from ..calls.manager import MANAGER
+from ..calls.method import Kind, Method, Table
+from ..calls.pool import POOL
+from ..calls.queue import PAGE
+from .base import SPEC, Both, Field, Nothing, Side
+from .calling import Calling
 from .draws import Drawing
 from .properties import start, step
+from .sides import unread
+from .snapshots import OwnSnapshot
 from .worlds import Group
 
 __all__ = ["Secrets"]
 
 
-def damaged_documents() -> list[tuple[str, Callable[[Any], Any]]]:
-    """Readings of damaged metadata: each as a report shows it, and what makes it on a side."""
-    return [
-        (
-            f"RaggedPagesCacheMetaData.from_json(<metadata, {what}>)",
-            functools.partial(_read, text),
-        )
-        for what, text in _damaged_texts().items()
-    ]
+@dataclass(frozen=True)
+class Odd:
+    """A value that a report shows by what is odd about it.
 
+    Attributes:
+        value: the value.
+        what: what it is.
+    """
 
-def _read(text: str, side: Any) -> Any:
-    return side.names.get("RaggedPagesCacheMetaData").from_json(text)
+    value: Any
+    what: str
+
+    def made_on(self, _: Holder) -> Any:
+        """The value, which both sides are given."""
+        return self.value
+
+    def __str__(self) -> str:
+        return f"<{self.what}>"
 
 
 @functools.cache
-def _damaged_texts() -> dict[str, str]:
+def damaged_documents() -> tuple[Odd, ...]:
+    """Texts of metadata that are none."""
     metadata = SPEC.get("RaggedPagesCacheMetaData")(
         num_hidden_layers=1,
         max_model_length=8,
@@ -59,11 +74,8 @@ def _damaged_texts() -> dict[str, str]:
         "without a format": {name: value for name, value in good.items() if name != "format"},
     }
     texts = {what: json.dumps(document) for what, document in changed.items()}
-    return texts | {
-        "cut off": json.dumps(good)[:-1],
-        "nothing": "",
-        "nested without end": "[" * 100_000,
-    }
+    texts |= {"cut off": json.dumps(good)[:-1], "nothing": "", "nested without end": "[" * 100_000}
+    return tuple(Odd(text, f"metadata, {what}") for what, text in texts.items())
 
 
 _SALTS = ("the salt of tenant one, 5f0c", "the salt of tenant two, 91be")
@@ -87,16 +99,30 @@ _IDS = (
 
 _LORA = "\x1b]0;title\x07<b>"
 
-_KEY = SPEC.get("PageHashWithGroupId")(SPEC.get("PageHash")(b"digest", _TOKENS, (CacheSalt(_SALTS[0]),)), 0)
+_KEY = Odd(
+    SPEC.get("PageHashWithGroupId")(SPEC.get("PageHash")(b"digest", _TOKENS, (CacheSalt(_SALTS[0]),)), 0), "a key"
+)
 """A key, which knows its tokens."""
+
+_MANY_PINS = 9
+"""More pins of one prefix than the managers take."""
+
+_UNREAD = Kind(plain=unread)
 
 _SIZE, _PAGES, _LENGTH = 2, 40, 12
 
+_METADATA = Table("metadata", "RaggedPagesCacheMetaData", (plain_row("from_json", ("json_str",)),))
 
-class Secrets(Machine):
+
+class Secrets(Calling):
     """Requests with salts and hostile ids on a manager with room for all; no policy shows in what is compared.
 
-    A side has its ``manager`` and the ``pool`` of it; None where a manager shows none, as one over a tree may not.
+    A side has its ``manager``, the ``pool`` of it, which is None where a manager shows none, as one over a tree may
+    not, the requests by their ids, and the class of ``metadata`` if the backend has it.
+
+    Attributes:
+        told: what the backend told in the call that was made last: what it is, its text, and whether it is an error.
+        refusing: the clause by which the specification refused it.
     """
 
     name = "secrets"
@@ -104,14 +130,17 @@ class Secrets(Machine):
     examples, num_steps = 24, 16
     needs: ClassVar[tuple[str, ...]] = ("CacheManager", "CachePages")
     always = frozenset({"R1", "SEC-2", "SEC-4"})
+    tables = (MANAGER, POOL, PAGE, _METADATA)
+    records_calls = False
+    told: list[tuple[str, str, bool]]
+    refusing: str
 
     @start()
     def construct(self) -> None:
         """A manager that tells what it does and lets prefixes be pinned, as far as the backend can."""
         self.requests: dict[str, Request] = {}
-        self.known: dict[str, Request] = {}
         self.live: list[str] = []
-        self.given: dict[str, tuple[Both, Both]] = {}
+        self.first_pages: dict[str, Ref] = {}
         wanted = {"enable_events": True, "max_pinned_pages": 4, "max_pinned_pages_per_salt": 1}
         accepts = functools.partial(self.backend.names.accepts, "CacheManager")
         self.options = {name: value for name, value in wanted.items() if accepts(name)}
@@ -119,7 +148,9 @@ class Secrets(Machine):
         def act(side: Side) -> dict[str, Any]:
             group = Group("full", _SIZE).declared(0, side.names, self.spec.names)
             manager = side.names.get("CacheManager")(_PAGES, [group], _LENGTH, True, **self.options)
-            return {"manager": manager, "pool": getattr(manager, "page_pool", None)}
+            has_metadata = side.names.offers("RaggedPagesCacheMetaData") and not self.lacks("caches")
+            metadata = side.names.get("RaggedPagesCacheMetaData") if has_metadata else None
+            return {"manager": manager, "pool": getattr(manager, "page_pool", None), "metadata": metadata}
 
         shown = "".join(f", {name}={value}" for name, value in self.options.items())
         self.build(f"manager = CacheManager({_PAGES}, [full({_SIZE})], {_LENGTH}, True{shown})", "SEC-4", act)
@@ -129,39 +160,52 @@ class Secrets(Machine):
         """How many pages each request holds."""
         return {name: [len(group) for group in side.manager.get_page_ids(name)] for name in self.requests}
 
-    # -- What is told -------------------------------------------------------------------------------------------
+    # -- Calls --------------------------------------------------------------------------------------------------
 
-    def tell(self, line: str, act: Callable[[Any], Any], clause: str = "SEC-4", normal: Any = None) -> Both:
-        """Makes a call on both sides; what the backend's error says or its result prints is looked through."""
-        told: list[tuple[str, str, bool]] = []
-        refusing = ""
+    @classmethod
+    def row_of_call(cls, call: Call) -> tuple[Table, Method]:
+        """See `Calling.row_of_call`: of results nothing is compared but what they print."""
+        table, row = super().row_of_call(call)
+        return table, replace(row, result=_UNREAD, clause=call.about or "SEC-4", charges={}, where=None, blame=None)
 
-        def acting(side: Any) -> Any:
-            nonlocal refusing
-            try:
-                result = act(side)
-            except BaseException as error:
-                if side is self.spec:
-                    refusing = clause_of_message(str(error))
-                else:
-                    told.append(("the error", "".join(traceback.format_exception_only(error)), True))
-                    told.extend(("an error before it", str(other), True) for other in _causes(error))
-                raise
-            if side is not self.spec:
-                told.append(("the result", repr(result), False))
-            return result
+    def perform(self, side: Side, call: Call, row: Method) -> Any:
+        """See `Calling.perform`: what the backend's error says, or what its result prints, is kept."""
+        try:
+            result = super().perform(side, call, row)
+        except BaseException as error:
+            if side is self.spec:
+                self.refusing = clause_of_message(str(error))
+            else:
+                self.told = [("the error", "".join(traceback.format_exception_only(error)), True)]
+                self.told += (("an error before it", str(other), True) for other in _causes(error))
+            raise
+        if side is self.backend:
+            self.told = [("the result", repr(result), False)]
+        return result
 
-        made = self.call(line, acting, clause, normal or (lambda *_: None))
-        if made.refused and not told and self.session.gives_bad_input and refusing not in self.session.known:
+    def make_call(self, call: Call) -> Both:
+        """See `Calling.make_call`: what the backend tells is looked through."""
+        self.told, self.refusing = [], ""
+        made = super().make_call(call)
+        if made.refused and not self.told and self.session.gives_bad_input and self.refusing not in self.session.known:
             # Who refuses what is not looked at, but what the refusal says.
-            self.calls.append(line)
-            with self.watched(refusing, "a refusal"):
-                refused = attempt(functools.partial(acting, self.backend)).error is not None
+            row = self.row_of_call(call)[1]
+            self.calls.append(self.line(call, row))
+            with self.watched(self.refusing, "a refusal"):
+                refused = attempt(functools.partial(self.perform, self.backend, call, row)).error is not None
             if not refused:
-                self.differ(refusing, "a refusal", "none")
-        for what, text, is_error in told:
+                self.differ(self.refusing, "a refusal", "none")
+        for what, text, is_error in self.told:
             self.hold_text(what, text, is_error)
         return made
+
+    def show(self, ref: Ref) -> str:
+        """See `Calling.show`: an id is a name like any other."""
+        return _short(ref.of) if ref.of in self.requests else super().show(ref)
+
+    def of_manager(self, method: str, **arguments: Any) -> Call:
+        """A call on the managers."""
+        return self.call_of(method, Ref("manager"), **arguments)
 
     def hold_text(self, what: str, text: str, strict: bool) -> None:
         """Holds that a text shows no salt; a strict one no token, no fingerprint and no control character either."""
@@ -187,16 +231,18 @@ class Secrets(Machine):
         tokens = data.draw(st.lists(st.sampled_from(_TOKENS), min_size=1, max_size=_LENGTH - 2))
         salt: tuple[ExtraKey, ...] = data.one_of([(CacheSalt(text),) for text in _SALTS] + [()])
         extra_keys = (*salt, LoraAdapter(_LORA)) if data.rarely() else salt
-        request = self.requests[name] = self.known[name] = Request(name, tokens, extra_keys)
+        request = self.requests[name] = Request(name, tokens, extra_keys)
         self.calls.append(f"request = Request({_short(name)}, {tokens}, {extra_keys})")
-        found = self.tell("manager.get_computed_pages(request)", lambda side: side.manager.get_computed_pages(request))
-
-        def act(side: Side) -> Any:
-            pages, hit = self.result_on(side, found)
-            return side.manager.allocate_slots(request, len(tokens) - hit, hit, pages)
-
-        new = self.tell("manager.allocate_slots(request, <the rest>, <what was found>)", act)
-        self.given[name] = Both(found.spec[0], found.backend[0]), new
+        for side in (self.spec, self.backend):
+            side.put({name: request})
+        look_up = self.of_manager("get_computed_pages", request=Ref(name))
+        hit = int(self.make_call(look_up).spec[1])
+        found = Ref(look_up.number)
+        hits = {"num_new_computed_tokens": found.to(1), "new_computed_pages": found.to(0)}
+        new = Minus(len(tokens), found.to(1))
+        allocation = self.of_manager("allocate_slots", request=Ref(name), num_new_tokens=new, **hits)
+        self.make_call(allocation)
+        self.first_pages[name] = (found.to(0) if hit else Ref(allocation.number)).to(".pages", 0, 0)
         self.live.append(name)
 
     @step(when=lambda self: self.live)
@@ -207,11 +253,9 @@ class Secrets(Machine):
         if request.num_tokens < _LENGTH and data.one_of([True, False]):
             request.num_computed_tokens = request.num_tokens
             request.append(data.one_of(_TOKENS))
-            self.tell(
-                f"manager.allocate_slots({_short(name)}, 1)", lambda side: side.manager.allocate_slots(request, 1)
-            )
+            self.make_call(self.of_manager("allocate_slots", request=Ref(name), num_new_tokens=1))
             return
-        self.tell(f"manager.free({_short(name)})", lambda side: side.manager.free(request))
+        self.make_call(self.of_manager("free", request=Ref(name)))
         self.live.remove(name)
         request.num_computed_tokens = 0
 
@@ -219,17 +263,20 @@ class Secrets(Machine):
     def misuse(self, data: Drawing) -> None:
         """Calls with one fault that know a request's id, its tokens or its salt: the refusal tells none but the id."""
         name = data.one_of(self.live)
-        acts = self.bad_calls(name, self.requests[name], _short(name))
-        line = data.one_of(list(acts))
-        self.tell(line, acts[line])
+        call = data.one_of(self.bad_calls(name, self.requests[name]))
+        for _ in range(_MANY_PINS if call.method == "pin_prefix" else 1):
+            if self.make_call(call).refused:
+                break
 
-    def bad_calls(self, name: str, request: Request, shown: str) -> dict[str, Callable[[Any], Any]]:
-        """Calls that must be refused, each as a report shows it."""
-        other = Request(name, [*map(int, request.all_token_ids), _TOKENS[0]], request.extra_keys)
-        unlike = [token for token in _TOKENS if token != int(request.all_token_ids[0])]
-        waiting = Request("waiting", unlike * 3, request.extra_keys)
+    def bad_calls(self, name: str, request: Request) -> list[Call]:
+        """Calls that must be refused, a pin where it is asked for again and again."""
+        of_manager, known = self.of_manager, Ref(name)
+        tokens = list(map(int, request.all_token_ids))
+        other = Odd(Request(name, [*tokens, _TOKENS[0]], request.extra_keys), f"another request {_short(name)}")
+        unlike = [token for token in _TOKENS if token != tokens[0]]
+        waiting = Odd(Request("waiting", unlike * 3, request.extra_keys), "a request that waits")
         nested = types.SimpleNamespace(
-            request_id=name,
+            request_id="nested",
             all_token_ids=[[*_TOKENS], float(_TOKENS[0])],
             num_tokens=2,
             num_computed_tokens=0,
@@ -237,47 +284,28 @@ class Secrets(Machine):
             extra_keys=request.extra_keys,
             sampling_params=None,
         )
-        acts: dict[str, Callable[[Any], Any]] = {
-            f"manager.allocate_slots({shown}, {_LENGTH + 1})": lambda side: side.manager.allocate_slots(
-                request, _LENGTH + 1
-            ),
-            f"manager.get_computed_pages(<another request {shown}>)": lambda side: side.manager.get_computed_pages(
-                other
-            ),
-            f"manager.allocate_slots(<another request {shown}>, 1)": lambda side: side.manager.allocate_slots(other, 1),
-            "manager.allocate_slots(waiting, 1, 2, <a page of another request>)": lambda side: (
-                side.manager.allocate_slots(waiting, 1, 2, self.foreign_pages(side, name))
-            ),
-            "manager.allocate_slots(<no request but its tokens>, 1)": lambda side: side.manager.allocate_slots(
-                _TOKENS, 1
-            ),
-            f"manager.allocate_slots({shown}, <its tokens>)": lambda side: side.manager.allocate_slots(
-                request, list(_TOKENS)
-            ),
-            "manager.allocate_slots(<a request whose tokens are lists>, 1)": lambda side: side.manager.allocate_slots(
-                types.SimpleNamespace(**vars(nested) | {"request_id": "nested"}), 1
-            ),
-        }
+        of_lists = Odd(nested, "a request whose tokens are lists")
+        page = self.first_pages[name]
+        hits = {"num_new_computed_tokens": 2, "new_computed_pages": Pages(((page,),))}
+        calls = [
+            of_manager("allocate_slots", request=known, num_new_tokens=_LENGTH + 1),
+            of_manager("get_computed_pages", request=other),
+            of_manager("allocate_slots", request=other, num_new_tokens=1),
+            of_manager("allocate_slots", request=waiting, num_new_tokens=1, **hits),
+            of_manager("allocate_slots", request=Odd(_TOKENS, "no request but its tokens"), num_new_tokens=1),
+            of_manager("allocate_slots", request=known, num_new_tokens=list(_TOKENS)),
+            of_manager("allocate_slots", request=of_lists, num_new_tokens=1),
+        ]
         if self.backend.pool is not None:
-            acts["manager.page_pool.free_pages([<a key>])"] = lambda side: side.pool.free_pages([_KEY])
+            calls.append(self.call_of("free_pages", Ref("pool"), ordered_pages=[_KEY]))
         if self.offers("manager", "cache_pages"):
-            acts[f"manager.cache_pages({shown}, {_LENGTH})"] = lambda side: side.manager.cache_pages(request, 99)
-            acts["manager.cache_pages(waiting, 1)"] = lambda side: side.manager.cache_pages(waiting, 1)
+            calls.append(of_manager("cache_pages", request=known, num_computed_tokens=99))
+            calls.append(of_manager("cache_pages", request=waiting, num_computed_tokens=1))
         if not self.lacks("views"):
-            acts["page.page_hash = <a key>"] = lambda side: setattr(self.first_page(side, name), "page_hash", _KEY)
+            calls.append(self.call_of("page_hash", page, page_hash=_KEY))
         if "max_pinned_pages_per_salt" in self.options and not self.lacks("pins") and request.num_tokens >= 2 * _SIZE:
-            acts[f"manager.pin_prefix({shown}), again and again"] = lambda side: [
-                side.manager.pin_prefix(request) for _ in range(9)
-            ]
-        return acts
-
-    def first_page(self, side: Any, name: str) -> Any:
-        """The first page of a request."""
-        return next(page for part in self.given[name] for page in self.result_on(side, part).pages[0])
-
-    def foreign_pages(self, side: Any, name: str) -> Any:
-        """The first page of a request, as another one's hit."""
-        return side.names.get("CachePages")(([self.first_page(side, name)],))
+            calls.append(of_manager("pin_prefix", request=known))
+        return calls
 
     # -- Looking ------------------------------------------------------------------------------------------------
 
@@ -309,25 +337,26 @@ class Secrets(Machine):
     @step("SEC-3", when=lambda self: self.requests and self.has_snapshots())
     def reload(self, _: Drawing) -> None:
         """A manager that is written and read back holds together, whatever the ids and the extra keys in it are."""
+        requests = list(map(Ref, self.requests))
+        restore = self.of_manager("restore", snapshot=OwnSnapshot(), requests=requests)
+        restored = self.make_call(replace(restore, about="SEC-3"))
+        lengths = self.lengths_of(restored.spec)
+        self.check("SEC-3", "numbers of pages of requests", lengths, lambda: self.lengths_of(restored.backend))
 
-        def act(side: Side) -> Any:
-            shot = json.loads(json.dumps(side.manager.snapshot()))
-            manager = side.names.get("CacheManager").restore(shot, list(self.known.values()))
-            if hasattr(manager, "check"):
-                manager.check()
-            return [[len(group) for group in manager.get_page_ids(name)] for name in self.requests]
-
-        line = "CacheManager.restore(json.loads(json.dumps(manager.snapshot())), requests).check()"
-        self.tell(line, act, "SEC-3", lambda lengths, _: lengths)
+    def lengths_of(self, manager: Any) -> dict[str, list[int]]:
+        """How many pages each request holds by a manager that holds together."""
+        if hasattr(manager, "check"):
+            manager.check()
+        return {name: [len(group) for group in manager.get_page_ids(name)] for name in self.requests}
 
     @step("SEC-3")
     def read_documents(self, data: Drawing) -> None:
         """Documents of another kind or version, with fields too many or too few, or that are none, are refused."""
-        line, act = data.one_of(damaged_documents())
-        if not self.backend.names.offers("RaggedPagesCacheMetaData") or self.lacks("caches"):
+        damaged = data.one_of(damaged_documents())
+        if self.backend.metadata is None:
             self.session.lacks.add("RaggedPagesCacheMetaData")
             raise Nothing
-        self.tell(line, act, "SEC-3")
+        self.make_call(replace(self.call_of("from_json", Ref("metadata"), json_str=damaged), about="SEC-3"))
 
 
 def _short(name: str) -> str:
