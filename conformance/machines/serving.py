@@ -10,11 +10,16 @@ from hypothesis import strategies as st
 
 from kvproof.spec.declarations import Request
 
-from ..calls.readings import page_list, page_views
+from ..calls.datum import Call, Ref, Saying
+from ..calls.manager import MANAGER
+from ..calls.method import Method
+from ..calls.readings import page_views
 from ..calls.spelling import request_as, request_source
+from ..calls.table import TABLE
 from ..calls.values import signed
 from .arrays import FINE_BITS, Array, Near, worst
-from .base import Both, Machine, Nothing, Side
+from .base import Nothing, Side
+from .calling import Calling
 from .draws import Drawing
 from .layouts import Layout
 from .pool_state import pool_options
@@ -88,16 +93,17 @@ def rows_of(table: Any) -> Array:
     return np.array(np.asarray(table))
 
 
+_MANAGER, _TABLE = Ref("manager"), Ref("table")
 _IDS = ("a", "b", "c", "d")
 _ALPHABET = (0, 1)
 
 
-class Serving(Machine):
+class Serving(Calling):
     """Prompts arrive and hit, several go on at a time, share pages, change rows, go; pages are used again.
 
-    A manager, a page table and a cache, the backend's beside the specification's. What attention gives is held against
-    dense attention over the requests' own tokens, independent of pages and tables; what nobody may read is NaN before
-    every step.
+    A manager, a page table and a cache, the backend's beside the specification's, and the requests by their ids. What
+    attention gives is held against dense attention over the requests' own tokens, independent of pages and tables; what
+    nobody may read is NaN before every step.
 
     Attributes:
         kit: what serves.
@@ -110,6 +116,8 @@ class Serving(Machine):
     needs = ("CacheManager", "PageTable", "kv_cache_update", "ragged_paged_attention")
     examples, num_steps = 30, 14
     always = frozenset({"R1"})
+    tables = (MANAGER, TABLE)
+    records_calls = False
     kit: Kit
     running: list[Served]
     holds: dict[int, Prefix]
@@ -259,7 +267,7 @@ class Serving(Machine):
     def swap_rows(self, data: Drawing) -> None:
         """Two requests change rows."""
         one, other = data.draw(st.permutations(range(len(self.running))))[:2]
-        self.call(f"table.swap_row({one}, {other})", lambda side: side.table.swap_row(one, other), "TAB-3")
+        self.make_call(self.call_of("swap_row", _TABLE, src=one, tgt=other))
         self.running[one], self.running[other] = self.running[other], self.running[one]
 
     @step("MAN-13", when=lambda self: self.running and self.backend.names.offers("copy_pages"))
@@ -297,11 +305,11 @@ class Serving(Machine):
         wanted = min(request.num_tokens - served.computed, left, data.one_of([99, 99, 1, 2, 0]))
         if wanted < 1:
             return 0
-        allocated = self.allocate(served, wanted)
-        if allocated.spec is None:
+        new_pages = self.allocate(served, wanted)
+        if new_pages is None:
             return 0
         served.planned = wanted
-        self.fill_row("append_row", row, allocated)
+        self.make_call(self.call_of("append_row", _TABLE, page_ids=new_pages, row_idx=row))
         return wanted
 
     def admit(self, data: Drawing, left: int) -> int | None:
@@ -315,65 +323,48 @@ class Serving(Machine):
         made = self.token_spelling(data), name, tokens
         served = Served(request_as(*made))
         self.calls.append(f"{name} = {request_source(*made)}")
-        found = self.call(
-            f"manager.get_computed_pages({name})",
-            lambda side: side.manager.get_computed_pages(served.request),
-            "MAN-1",
-            lambda hit, side: (self.ids(hit[0], side), int(hit[1])),
-        )
-        served.computed = found.spec[1]
+        for side in (self.spec, self.backend):
+            side.put({name: served.request})
+        look_up = self.call_of("get_computed_pages", _MANAGER, request=Ref(name))
+        pages, served.computed = Ref(look_up.number, (0,)), self.make_call(look_up).spec[1]
         wanted = min(length - served.computed, left, data.one_of([99, 99, self.layout.page_size, 1]))
-        allocated = self.allocate(served, wanted, found)
-        if allocated.spec is None:
+        hits = {"num_new_computed_tokens": served.computed, "new_computed_pages": pages}
+        if self.allocate(served, wanted, **hits) is None:
             return None
         served.planned = wanted
         self.running.append(served)
-        self.fill_row("add_row", len(self.running) - 1, allocated)
+        held = self.call_of("get_page_ids", _MANAGER, request_id=name)
+        ids = [Ref(held.number, (0, place)) for place in range(len(self.make_call(held).spec[0]))]
+        self.make_call(self.call_of("add_row", _TABLE, page_ids=ids, row_idx=len(self.running) - 1))
         return wanted
 
-    def allocate(self, served: Served, new: int, found: Both | None = None) -> Both:
-        """Gives a request slots on both sides; what its new pages held is not read any more."""
-        request, name = served.request, served.request.request_id
-        request.num_computed_tokens = 0 if found is not None else served.computed
-        hits = found.spec[1] if found is not None else 0
+    def allocate(self, served: Served, new: int, **hits: Any) -> list[Ref] | None:
+        """Gives a request slots on both sides; what its new pages held is not read any more.
 
-        def act(side: Side) -> Any:
-            given = [] if found is None else [hits, self.result_on(side, found)[0]]
-            return side.manager.allocate_slots(request, new, *given)
+        Returns:
+            The ids of the new pages; None where there is no room.
+        """
+        computed = ("num_computed_tokens", 0 if hits else served.computed)
+        asking = Saying(Ref(served.request.request_id), (computed,))
+        call = self.call_of("allocate_slots", _MANAGER, request=asking, num_new_tokens=new, **hits)
+        allocated = self.make_call(call).spec
+        if allocated is None:
+            return None
+        pages = allocated.pages[0]
+        self.forget({int(page.page_id) for page in pages} - {0})
+        return [Ref(call.number, (".pages", 0, place, ".page_id")) for place in range(len(pages))]
 
-        allocated = self.call(
-            f"manager.allocate_slots({name}, {new}{f', {hits}, found' if found else ''})",
-            act,
-            "MAN-2",
-            lambda pages, side: None if pages is None else self.ids(pages, side),
-        )
-        if allocated.spec is not None:
-            self.forget({int(page.page_id) for page in allocated.spec.pages[0]} - {0})
-        return allocated
-
-    def ids(self, pages: Any, side: Side) -> object:
-        """The pages that a manager returned, as they are compared."""
-        return [page_list(group, side) for group in pages.pages]
-
-    def fill_row(self, method: str, row: int, allocated: Both) -> None:
-        """Enters a request's pages into its row: all at admission, later the new ones."""
-        name = self.running[row].request.request_id
-
-        def act(side: Side) -> None:
-            new = [int(page.page_id) for page in self.result_on(side, allocated).pages[0]]
-            pages = self.page_ids(side, name) if method == "add_row" else new
-            getattr(side.table, method)(pages, row)
-
-        self.call(f"table.{method}(<pages of {name}>, {row})", act, "TAB-2")
+    def perform(self, side: Side, call: Call, row: Method) -> Any:
+        """See `Calling.perform`: of a request that goes nobody asks which of its pages were withdrawn."""
+        given = super().perform(side, call, row)
+        return None if row.name == "free" else given
 
     def leave(self, row: int, last: int) -> None:
         """Frees the request of a row, into which the last row is moved."""
-        served = self.running[row]
-        name = served.request.request_id
-        self.call(f"manager.free({name})", lambda side: side.manager.free(served.request), "MAN-5", unread)
+        self.make_call(self.call_of("free", _MANAGER, request=Ref(self.running[row].request.request_id)))
         if row != last:
-            self.call(f"table.move_row({last}, {row})", lambda side: side.table.move_row(last, row), "TAB-3")
-        self.call(f"table.add_row([], {last})", lambda side: side.table.add_row([], last), "TAB-2")
+            self.make_call(self.call_of("move_row", _TABLE, src=last, tgt=row))
+        self.make_call(self.call_of("add_row", _TABLE, page_ids=[], row_idx=last))
         self.running[row] = self.running[last]
         self.running.pop()
 
@@ -414,7 +405,7 @@ class Serving(Machine):
             for part in self.keys_values(prefixes)
         )
         queries = self.queries(prefixes)
-        self.call(f"table.commit({count})", lambda side: side.table.commit(count), "TAB-4")
+        self.make_call(self.call_of("commit", _TABLE, num_reqs=count))
 
         def act(side: Side) -> Any:
             if side is self.spec:
