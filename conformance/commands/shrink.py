@@ -256,7 +256,7 @@ def _calls(shrunk: Shrunk, show_tokens: bool) -> Iterator[str]:
     """The requests and the calls that are left, each on one line."""
     last = shrunk.last
     made = iter(last.played)
-    things, requests = last.player.side.things, last.player.requests
+    things, requests = last.player.things, last.player.requests
     for entry in last.entries:
         if isinstance(entry, NewRequest):
             tokens = entry.tokens.tolist() if show_tokens else None

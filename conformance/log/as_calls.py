@@ -3,13 +3,17 @@
 A log has pages, hits, slots, pins and swaps by the numbers that the engine had. Here a page is the entry of the result
 that gave it last, what a look-up found is its result, the tokens behind a hit are those of the prompt less that hit,
 and a slot is that of a request. A number that no call gave stands for itself, a page that no call gave for the one of
-its id.
+its id. Where all are to be as the engine had them, a page is always the one of its id, and every number itself.
 """
 
 import math
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvproof.spec.declarations import EngineRequestStatus, ExtraKey
 
@@ -20,7 +24,10 @@ from ..calls.values import STRANGER
 from .entries import Entry, Grown, Made, NewKeys, NewRequest, Operation
 from .format import LogError, row_of
 
-__all__ = ["Converter", "Recorded", "Requests", "Says", "calls_in_order", "in_order"]
+__all__ = ["Converter", "Naming", "Recorded", "Requests", "Says", "calls_in_order", "in_order"]
+
+Naming = Literal["results", "results or ids", "ids"]
+"""How a log's pages are named: by the results that gave them, or by their ids."""
 
 _STATUS = {True: EngineRequestStatus.RUNNING, False: EngineRequestStatus.WAITING}
 
@@ -37,7 +44,7 @@ class Says:
     Attributes:
         number: the request's number in the log.
         request_id: its id.
-        tokens: its tokens, of which more may have come since.
+        tokens: its tokens, int32s, of which more may have come since.
         known: how many it had.
         extra_keys: its extra keys.
         logprobs: as it asked for when it was made.
@@ -47,7 +54,7 @@ class Says:
 
     number: int
     request_id: str
-    tokens: list[int]
+    tokens: "array[int]"
     known: int
     extra_keys: tuple[ExtraKey, ...]
     logprobs: int | None
@@ -100,7 +107,7 @@ class _Request:
 
     made: NewRequest
     ref: Ref
-    tokens: list[int]
+    tokens: "array[int]"
     extra_keys: tuple[ExtraKey, ...]
 
     def says(self, known: int, computed: Any = None, running: bool | None = None) -> Says:
@@ -131,13 +138,20 @@ class Converter:
 
     Args:
         takes_interval: whether managers take a retention interval; logs without one are of managers that keep all.
-        by_id: whether a page that no call gave may be named by its id: only where both sides give the same ids.
+        naming: how pages are named, by ``results or ids`` those that no call gave by their ids: ids are for sides that
+            give the same ones. By ``ids`` hits, slots, pins and swaps are named as in the log, too.
+
+    Attributes:
+        objects: how each object is named, by its number.
+        names: the class of each.
+        requests: the requests so far, as they were first seen, by number.
     """
 
-    def __init__(self, takes_interval: bool = True, by_id: bool = True) -> None:
+    def __init__(self, takes_interval: bool = True, naming: Naming = "results or ids") -> None:
         self.objects: dict[int, Ref] = {}
         self.names: dict[int, str] = {}
-        self._takes_interval, self._by_id = takes_interval, by_id
+        self.requests: list[NewRequest] = []
+        self._takes_interval, self._naming = takes_interval, naming
         self._roots: dict[int, int] = {}
         self._given: dict[int, _Given] = {}
         self._requests: list[_Request] = []
@@ -161,8 +175,8 @@ class Converter:
             case Made():
                 return self._made(entry)
             case NewRequest():
-                ref = Ref(self._next())
-                self._requests.append(_Request(entry, ref, entry.tokens.tolist(), entry.extra_keys))
+                self.requests.append(entry)
+                self._requests.append(_Request(entry, Ref(self._next()), _tokens(entry.tokens), entry.extra_keys))
             case Grown():
                 self._grow(entry)
             case NewKeys():
@@ -172,14 +186,9 @@ class Converter:
         return None
 
     @property
-    def requests(self) -> list[NewRequest]:
-        """The requests so far, as they were first seen."""
-        return [request.made for request in self._requests]
-
-    @property
     def ids(self) -> list[str]:
         """The ids of all requests so far."""
-        return list(dict.fromkeys(request.made.request_id for request in self._requests))
+        return list(dict.fromkeys(request.request_id for request in self.requests))
 
     def ref_of(self, number: int) -> Ref:
         """How a request is named, by its number in the log."""
@@ -213,7 +222,7 @@ class Converter:
             raise LogError(f"request {entry.number}: tokens up to {entry.start} are missing")
         if entry.start < len(request.tokens):  # others were written over them: what was said before had the old ones
             request.tokens = request.tokens[: entry.start]
-        request.tokens += entry.tokens.tolist()
+        request.tokens += _tokens(entry.tokens)
 
     def _known(self, operation: Operation, value: Any) -> _Request:
         number = value.get("r") if isinstance(value, dict) else value
@@ -242,19 +251,24 @@ class Converter:
                 told = value.get("computed", 0), bool(value.get("running"))
                 says.append(self._said(operation, value, value.get("known"), *told))
         running = operation.arguments.get("running")
+        if isinstance(running, list):
+            for number in running:
+                self._known(operation, number)
         arguments = {
             name: self._argument(operation, given, name, kind.log)
             for name, kind in row.arguments.items()
             if name in operation.arguments
         }
         served: tuple[int | None, ...] = ()
-        if operation.method == "allocate_slots_batch":
-            arguments, served = self._step(operation, given, arguments)
-        elif operation.method == "allocate_slots":
-            arguments |= self._hit(operation, given)
-        call = Call(self.objects[operation.target], operation.method, arguments, self._next())
-        self._learn(operation, row, given, call.number)
-        _note_live(self._live, operation)
+        number = self._next()
+        if self._naming != "ids":
+            if operation.method == "allocate_slots_batch":
+                arguments, served = self._step(operation, given, arguments)
+            elif operation.method == "allocate_slots":
+                arguments |= self._hit(operation, given)
+            self._learn(operation, row, given, number)
+            _note_live(self._live, operation)
+        call = Call(self.objects[operation.target], operation.method, arguments, number)
         listed = None if not isinstance(running, list) else frozenset(running)
         return Recorded(call, tuple(says), listed, served, operation)
 
@@ -277,11 +291,14 @@ class Converter:
                 count, most = value["keys"], len(self._known(operation, operation.arguments["request"]).tokens)
                 if count > most:
                     raise LogError(f"operation {operation.number}: {count} keys of a request of {most} tokens")
-                return [self._key(operation, "request", place) for place in range(count)]
+                prompt, size = self._prompt(operation, "request"), operation.arguments["page_size"]
+                return [Key(prompt, size, place) for place in range(count)]
             case "key":
-                return self._key(operation, "origin", value["key"])
-        if name in ("pin_id", "swap_id"):
-            return (given.pins if name == "pin_id" else given.swaps).get(_plain(value), _plain(value))
+                return self._key(operation, value["key"])
+        if self._naming == "ids":
+            return _plain(value)
+        if name in ("pin_id", "swap_id") and isinstance(value, int):
+            return (given.pins if name == "pin_id" else given.swaps).get(value, value)
         return self._ids(operation, given, value) if name in _PAGE_IDS else _plain(value)
 
     def _pages(self, operation: Operation, given: _Given, value: Any) -> Any:
@@ -290,11 +307,13 @@ class Converter:
             return [self._pages(operation, given, entry) for entry in value]
         if isinstance(value, dict) or type(value) is not int:
             return _plain(value)
+        if self._naming == "ids":
+            return Ref("pages", (value,))
         if value == 0:
             return self._pool(operation).to(".null_page")
         if value in given.pages:
             return given.pages[value]
-        if not self._by_id:
+        if self._naming == "results":
             raise self._unknown(operation, value)
         return Ref("pages", (value,))
 
@@ -306,7 +325,7 @@ class Converter:
             return _plain(value)
         if self.names[operation.target].endswith("Table"):
             given = next((own for own in self._given.values() if value in own.ids), given)
-        elif value not in given.ids and not self._by_id:
+        elif value not in given.ids and self._naming == "results":
             raise self._unknown(operation, value)
         return given.ids.get(value, value)
 
@@ -319,15 +338,16 @@ class Converter:
         target = self.objects[operation.target]
         return target.to(".page_pool") if self.names[operation.target] == "CacheManager" else target
 
-    def _key(self, operation: Operation, name: str, place: Any) -> Key:
+    def _key(self, operation: Operation, origin: Any) -> Key:
         """A page's key, by the request whose page it is; or one of no page."""
-        if place is None:
+        if origin is None:
             return Key(Prompt((0,)), 1, 0, made_by_hand=True)
-        size: Any = operation.arguments.get("page_size")
-        if name == "origin":
-            place, size = place
+        place, size = origin
+        return Key(self._prompt(operation, "origin"), size, place)
+
+    def _prompt(self, operation: Operation, name: str) -> Prompt:
         told = operation.arguments[name]
-        return Key(self._known(operation, told).prompt(told.get("known", 0)), size, place)
+        return self._known(operation, told).prompt(told.get("known", 0))
 
     def _hit(self, operation: Operation, given: _Given) -> dict[str, Any]:
         """What the last look-up of the request found, where it is that which is handed over; else nothing."""
@@ -391,7 +411,7 @@ class Converter:
                 given.swaps[found[0]] = ref.to(".swap_id")
         if row.name == "slot_of" and type(found) is int:
             named = operation.arguments.get("request_id")
-            own = [each.made.number for each in self._requests if each.made.request_id == named]
+            own = [each.number for each in self.requests if each.request_id == named]
             if own:
                 given.slots[found] = own[-1]
 
@@ -408,6 +428,10 @@ def _places(groups: Any) -> Iterator[tuple[int, int, int]]:
         for place, page in enumerate(pages if isinstance(pages, list) else ()):
             if type(page) is int and page:
                 yield group, place, page
+
+
+def _tokens(tokens: NDArray[np.int32]) -> "array[int]":
+    return array("i", tokens.tobytes())
 
 
 def _plain(value: Any) -> Any:
@@ -442,11 +466,11 @@ class Requests:
 
     def before(self, recorded: Recorded) -> Iterator[Call]:
         """What the engine does with its requests before a call."""
-        for says in recorded.says:
-            yield from self._brought(says)
         if recorded.running is not None:
             for number, says in list(self._now.items()):
                 yield from self._brought(replace(says, running=number in recorded.running))
+        for says in recorded.says:  # of the request that is handed over its own word counts
+            yield from self._brought(says)
 
     def _brought(self, says: Says) -> Iterator[Call]:
         ref, before = self._ref_of(says.number), self._now.get(says.number)

@@ -162,7 +162,7 @@ class _Camera:
     def _follow(self, replayed: Replayed) -> None:
         """Notes which requests a call may have given pages, or taken some from."""
         operation, player = replayed.operation, replayed.player
-        thing = player.side.things[operation.target]
+        thing = player.things[operation.target]
         if thing.name != "CacheManager" or CALLS["CacheManager"].get(operation.method, _READ).reads:
             return
         told = operation.arguments.get("request")
@@ -185,7 +185,7 @@ class _Camera:
     def take(self, replayed: Replayed) -> Frame:
         """The frame of the operation that was noted last."""
         self._ask()
-        things = replayed.player.side.things
+        things = replayed.player.things
         pool = next((thing for thing in things.values() if thing.views), None)
         owners: dict[int, list[str]] = {}
         free: tuple[int, ...] = ()

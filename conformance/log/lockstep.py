@@ -15,7 +15,6 @@ from ..calls.judging import Difference
 from ..calls.readings import numbers_of_free_pages
 from .entries import Entry, Operation, Shown
 from .format import CLASSES, SEEDED, LogError, row_of
-from .player import UnplayableError
 from .reading import EntryReader
 from .recorded_calls import materialised
 from .recording import Recorded, arguments_of, record, wrapped
@@ -186,7 +185,7 @@ class _Beside(LogWriter):
         super().note(entry)
         last = self._judge.last
         assert last is not None, "it was just made"
-        thing = self._judge.player.side.things[last.target]
+        thing = self._judge.player.things[last.target]
         if row_of(thing.name, last.method).reads:
             return
         self._changes += 1
@@ -218,7 +217,7 @@ class _Beside(LogWriter):
         self.comparisons += isinstance(entry, Operation | Shown)
         try:
             self._judge.take(entry)
-        except UnplayableError as error:
+        except LogError as error:
             raise LogError(f"the specification can't make this call: {error}") from error
         self._require_same()
 
@@ -233,7 +232,7 @@ class _Beside(LogWriter):
             target = shown.target
         else:
             assert judge.last is not None, "a call deviates"
-            target = judge.player.side.things[judge.last.target].whole
+            target = judge.player.things[judge.last.target].whole
         observed = shown.fields if shown is not None else self.readers[target]()
         after = judge.state(target, device="device rows" in observed)
         return LockstepError(difference, call, tuple(earlier), judge.agreed.get(target, {}), after, observed)

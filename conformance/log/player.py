@@ -1,37 +1,30 @@
 """Makes the calls of a log, requests brought to what they said before each call."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from kvproof.spec.declarations import EngineRequestStatus, Request
-
-from ..backends.loading import takes_parameter
-from ..backends.raising import Ending, frames
-from ..calls.deviation import Outcome
+from ..backends.loading import Backend, takes_parameter
+from ..backends.raising import frames
+from ..calls.datum import Call, resolve
+from ..calls.deviation import Outcome, attempt
+from ..calls.interfaces import REQUEST
 from ..calls.logged import KeyNumbers, result
-from ..calls.method import Method, bound
+from ..calls.method import perform
 from ..calls.readings import page_views
-from .entries import Entry, Grown, Made, NewKeys, NewRequest, Operation
-from .format import SEEDED, row_of
+from ..calls.values import STRANGER
+from ..machines.sides import Side, hashed_key
+from .as_calls import Converter, Recorded, Requests
+from .entries import Entry, Made, NewRequest, Operation
+from .format import SEEDED, LogError, row_of
 from .values import read_state
 
-__all__ = ["Answer", "Player", "RecordedError", "Side", "Stranger", "Thing", "UnplayableError"]
+__all__ = ["Answer", "Player", "RecordedError", "Thing"]
 
 
 _SEED = b"kvproof log"
 """The seed of keys where a log has none."""
-
-
-@dataclass(frozen=True, eq=False)
-class Stranger:
-    """Stands for an argument that has no form in a log: no call takes it for anything."""
-
-
-def _strange(value: Mapping[str, Any]) -> Any:
-    """What stands for an argument that a log has by its type alone: those of floats are not finite."""
-    return math.nan if value.get("type") == "float" else Stranger()
 
 
 class RecordedError(Exception):
@@ -78,229 +71,126 @@ class Thing:
     whole: int
 
 
-@dataclass
-class Side:
-    """One implementation at work.
+class _Views(dict[int, Any]):
+    """Views of pages by id; what is asked for by any other id is no page."""
 
-    Attributes:
-        holder: what holds its public names.
-        requests: the requests by number.
-        things: its objects by number.
-    """
-
-    holder: Any
-    requests: Sequence[Request]
-    things: dict[int, Thing] = field(default_factory=dict)
-    _keys: KeyNumbers = field(default_factory=KeyNumbers)
-    _hits: dict[int, Any] = field(default_factory=dict)
-
-    def make(self, made: Made) -> None:
-        """Makes an object, or takes a part of one that was made."""
-        if "of" in made.arguments:
-            part = made.arguments
-            whole = self.things[part["of"]]
-            it = whole.it.page_pool if made.name == "PagePool" else whole.it.page_tables[part.get("group", 0)]
-            self.things[made.number] = Thing(made.name, it, whole.views, part["of"])
-            return
-        build = getattr(self.holder, made.name)
-        arguments = made.built(takes_parameter(build, "retention_interval"))
-        if made.name in SEEDED:
-            arguments.setdefault("hash_seed", _SEED)
-        it = build(**arguments)
-        pool = {"CacheManager": getattr(it, "page_pool", None), "PagePool": it}.get(made.name)
-        self.things[made.number] = Thing(made.name, it, {} if pool is None else page_views(pool), made.number)
-
-    def call(self, operation: Operation) -> Answer:
-        """Makes a call; whatever it raises is an answer."""
-        thing = self.things[operation.target]
-        row = row_of(thing.name, operation.method)
-        try:
-            returned = self._act(thing, row, operation)
-            value = result(row.result.log, returned, self._keys)
-        except Ending:
-            raise
-        except BaseException as error:  # a backend may raise anything
-            return Answer(error=error)
-        if row.result.log == "hit":
-            self._hits[operation.arguments["request"]["r"]] = returned[0]
-        return Answer(value)
-
-    def state(self, number: int, live: Iterable[str], device: bool) -> dict[str, Any]:
-        """What an object shows, by field."""
-        thing = self.things[number]
-        return read_state(thing.name, thing.it, thing.views, live, device)
-
-    # -- Arguments --------------------------------------------------------------------------------
-
-    def _act(self, thing: Thing, row: Method, operation: Operation) -> Any:
-        member = getattr(thing.it, operation.method)
-        if row.form == "get":
-            return member
-        given = {
-            name: self.argument(thing, kind.log, operation.arguments[name], operation)
-            for name, kind in row.arguments.items()
-            if name in operation.arguments
-        }
-        leading, named = bound(tuple(row.arguments), given, row.by_name)
-        return member(*leading, **named)
-
-    def argument(self, thing: Thing, kind: str, value: Any, operation: Operation) -> Any:
-        """An argument as this side's objects know it."""
-        if isinstance(value, dict) and "type" in value:
-            return _strange(value)
-        match kind:
-            case "request":
-                return self.requests[value["r"]]
-            case "pages":
-                return _pages(thing, value)
-            case "groups":
-                return [_pages(thing, group) for group in value] if isinstance(value, list) else value
-            case "hits" if value is not None:
-                return self._found(thing, value, operation)
-            case "tables" if value is not None:
-                return self.things[value["k"]].it
-            case "keys" if isinstance(value, dict):
-                request = self.requests[operation.arguments["request"]["r"]]
-                return self._keys_of(thing, request, operation.arguments.get("page_size"))[: value["keys"]]
-            case "key":
-                if value["key"] is None:
-                    return self.holder.PageHash(b"no key of any page", (), None)
-                place, size = value["key"]
-                return self._keys_of(thing, self.requests[operation.arguments["origin"]["r"]], size)[place]
-            case _:
-                return _plain(value)
-
-    def _found(self, thing: Thing, value: Any, operation: Operation) -> Any:
-        """The pages of the request's last look-up, if these are meant; else pages of these ids."""
-        request = operation.arguments["request"]
-        last = self._hits.get(request["r"]) if "r" in request else None
-        if last is not None and result("groups", last, self._keys) == value:
-            return last
-        return self.holder.CachePages([_pages(thing, group) for group in value])
-
-    def _keys_of(self, thing: Thing, request: Request, page_size: Any) -> list[Any]:
-        """The keys of a request's full pages."""
-        pool = thing.it
-        return list(self.holder.hash_request_tokens(pool.hash_function, page_size, request, none_hash=pool.none_hash))
+    def __missing__(self, page_id: int) -> Any:
+        return STRANGER
 
 
-def _pages(thing: Thing, ids: Any) -> Any:
-    if not isinstance(ids, list):
-        return ids
-    return [thing.views.get(page, Stranger()) if isinstance(page, int) else Stranger() for page in ids]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return _strange(value)
-    return [_plain(entry) for entry in value] if isinstance(value, list) else value
-
-
-# -- The whole log ----------------------------------------------------------------------------------------------------
-
-
-class UnplayableError(Exception):
-    """An entry can't be played: it names what there is not, or asks for what no machine has."""
-
-
-@dataclass
 class Player:
-    """Plays a log.
+    """Plays a log: its entries become calls (`as_calls`), with the engine's ids of pages, and are made.
+
+    Args:
+        holder: what holds the public names, the specification or a backend.
 
     Attributes:
-        holder: what holds the public names, the specification or a backend.
-        side: its objects.
-        requests: the requests by number: nobody writes to them.
-        live: the ids of those that were not freed, or named again since.
+        things: the objects that were made, by number.
+        live: the ids of the requests that were not freed, or named again since.
     """
 
-    holder: Any
-    side: Side = field(init=False)
-    requests: list[Request] = field(default_factory=list)
-    live: dict[str, None] = field(default_factory=dict)
-    _lengths: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.side = Side(self.holder, self.requests)
+    def __init__(self, holder: Any) -> None:
+        self.things: dict[int, Thing] = {}
+        self.live: dict[str, None] = {}
+        self._side = Side(Backend("what plays the log", holder))
+        self._side.find_key = partial(hashed_key, self._side)
+        self._converter = Converter(_takes_interval(holder), "ids")
+        self._requests = Requests(self._converter.ref_of)
+        self._keys = KeyNumbers()
+        self._hits: dict[int, Any] = {}
 
     @property
-    def ids(self) -> list[str]:
-        """The ids of all requests seen so far."""
-        return list(dict.fromkeys(request.request_id for request in self.requests))
+    def requests(self) -> Sequence[NewRequest]:
+        """The requests by number, as they were first seen."""
+        return self._converter.requests
 
     def prepare(self, entry: Entry) -> None:
         """Plays an entry that is no call.
 
         Raises:
-            UnplayableError: an object can't be made, or tokens are missing.
+            LogError: an object can't be made, or tokens are missing.
         """
-        match entry:
-            case Made():
-                try:
-                    self.side.make(entry)
-                except (TypeError, ValueError, IndexError, KeyError, AttributeError, MemoryError) as error:
-                    reason = " ".join(str(error).split())
-                    raise UnplayableError(f"object {entry.number} can't be made: {reason}") from error
-            case NewRequest():
-                made = Request(entry.request_id, entry.tokens, entry.extra_keys, entry.prompt_logprobs)
-                self.requests.append(made)
-                self._lengths.append(len(entry.tokens))
-            case Grown():
-                request = self.requests[entry.number]
-                if entry.start > self._lengths[entry.number]:
-                    raise UnplayableError(f"request {entry.number}: tokens up to {entry.start} are missing")
-                request.num_tokens = entry.start
-                self._lengths[entry.number] = entry.start + len(entry.tokens)
-                for token in entry.tokens.tolist():
-                    request.append(token)
-            case NewKeys():
-                self.requests[entry.number].extra_keys = entry.extra_keys
+        made = self._converter.take(entry)
+        if isinstance(entry, Made):
+            outcome = attempt(partial(self._make, entry, made))
+            if outcome.error is not None:
+                reason = " ".join(str(outcome.error).split())
+                raise LogError(f"object {entry.number} can't be made: {reason}") from outcome.error
+
+    def _make(self, entry: Made, made: Recorded | None) -> None:
+        """Makes an object, or takes a part of one that was made."""
+        if made is None:
+            whole = self.things[entry.arguments["of"]]
+            it = self._side.thing(self._converter.objects[entry.number])
+            self.things[entry.number] = Thing(entry.name, it, whole.views, whole.whole)
+            return
+        seed = {"hash_seed": _SEED} if entry.name in SEEDED and "hash_seed" not in made.call.arguments else {}
+        it = getattr(self._side.names.holder, entry.name)(**made.call.arguments, **seed)
+        self._side.results[made.call.number] = it
+        pool = {"CacheManager": getattr(it, "page_pool", None), "PagePool": it}.get(entry.name)
+        views = _Views({} if pool is None else page_views(pool))
+        self.things[entry.number] = Thing(entry.name, it, views, entry.number)
 
     def call(self, operation: Operation) -> Answer:
-        """Makes a call.
+        """Makes a call, requests brought to what they said before it; whatever it raises is an answer.
 
         Raises:
-            UnplayableError: it names a request, an object or tokens that there are not.
+            LogError: it names a request, an object or tokens that there are not.
+        """
+        made = self._converter.take(operation)
+        assert made is not None, "an operation is a call"
+        for says in made.says:
+            self.live[says.request_id] = None
+        for call in self._requests.before(made):
+            self._change(call)
+        thing = self.things[operation.target]
+        self._side.put({"pages": thing.views, "pool": thing.it})
+        outcome = attempt(partial(self._returned, operation, self._handed_over(made.call, operation), thing))
+        freed = operation.arguments.get("request")
+        if operation.method == "free" and outcome.error is None and isinstance(freed, dict):
+            self.live.pop(self.requests[freed["r"]].request_id, None)
+        return Answer(outcome.value, outcome.error)
+
+    def _change(self, call: Call) -> None:
+        """What the engine does with a request of its own.
+
+        Raises:
+            LogError: it can't be done.
         """
         try:
-            self._tell(operation)
-            answer = self.side.call(operation)
-        except (MemoryError, RecursionError) as error:
-            raise UnplayableError(f"operation {operation.number} asks for too much") from error
-        freed = operation.arguments.get("request")
-        if operation.method == "free" and answer.error is None and isinstance(freed, dict):
-            self.live.pop(self.requests[freed["r"]].request_id, None)
-        return answer
+            prompt = call.arguments.get("prompt")
+            if prompt is not None:
+                self._side.results[call.number] = resolve(prompt, self._side)
+            else:
+                perform(self._side, call, REQUEST[call.method])
+        except (MemoryError, RecursionError, TypeError, ValueError) as error:
+            raise LogError(f"a request can't be so: {' '.join(str(error).split())}") from error
 
-    def _tell(self, operation: Operation) -> None:
-        """Brings the requests of a call to what they said when it was made."""
-        for number, known in operation.told:
-            self._set_tokens(number, known)
-        running = operation.arguments.get("running")
-        if isinstance(running, list):
-            for request in self.requests:
-                request.status = EngineRequestStatus.WAITING
-            for number in running:
-                self._request(number).status = EngineRequestStatus.RUNNING
-        for name in ("request", "origin"):
-            told = operation.arguments.get(name)
-            if told is None or (isinstance(told, dict) and "type" in told):
-                continue
-            if not isinstance(told, dict) or not isinstance(told.get("r"), int):
-                raise UnplayableError(f"operation {operation.number}: {name} is no request")
-            request = self._set_tokens(told["r"], told.get("known"))
-            request.num_computed_tokens = told.get("computed", 0)
-            request.status = EngineRequestStatus.RUNNING if told.get("running") else EngineRequestStatus.WAITING
+    def _handed_over(self, call: Call, operation: Operation) -> Call:
+        """A call with the very pages that the request's last look-up found, if it is those that are handed over."""
+        hits, request = operation.arguments.get("new_computed_pages"), operation.arguments.get("request")
+        last = (
+            self._hits.get(request["r"]) if hits is not None and isinstance(request, dict) and "r" in request else None
+        )
+        if last is None or result("groups", last, self._keys) != hits:
+            return call
+        return call.given(new_computed_pages=last)
 
-    def _request(self, number: Any) -> Request:
-        if not isinstance(number, int) or not 0 <= number < len(self.requests):
-            raise UnplayableError(f"request {number!r} was never defined")
-        return self.requests[number]
+    def _returned(self, operation: Operation, call: Call, thing: Thing) -> Any:
+        """What a call returned, as a log has it."""
+        row = row_of(thing.name, operation.method)
+        returned = perform(self._side, call, row)
+        value = result(row.result.log, returned, self._keys)
+        if row.result.log == "hit":
+            self._hits[operation.arguments["request"]["r"]] = returned[0]
+        return value
 
-    def _set_tokens(self, number: Any, known: Any) -> Request:
-        request = self._request(number)
-        if not isinstance(known, int) or not 0 <= known <= self._lengths[number]:
-            raise UnplayableError(f"request {number}: {known!r} tokens, the log has fewer")
-        request.num_tokens = known
-        self.live[request.request_id] = None
-        return request
+    def state(self, number: int, live: Iterable[str], device: bool) -> dict[str, Any]:
+        """What an object shows, by field; of a part what the whole shows."""
+        thing = self.things[self.things[number].whole]
+        return read_state(thing.name, thing.it, thing.views, live, device)
+
+
+def _takes_interval(holder: Any) -> bool:
+    manager = getattr(holder, "CacheManager", None)
+    return manager is not None and takes_parameter(manager, "retention_interval")

@@ -60,7 +60,7 @@ def read_calls(path: str | Path, backend: Backend, level: Level, redaction: Reda
     """
     reader = LogReader(Path(path), redaction)
     takes_interval = backend.offers("CacheManager") and backend.accepts("CacheManager", "retention_interval")
-    converter = Converter(takes_interval, by_id=level == "exact")
+    converter = Converter(takes_interval, "results or ids" if level == "exact" else "results")
     recorded = []
     for entry in reader.entries():
         try:

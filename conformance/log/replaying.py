@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from kvproof.spec.clauses import CLAUSES
-from kvproof.spec.declarations import Request
 
 from ..backends.levels import Level
 from ..backends.loading import Backend, load_backend
@@ -21,7 +20,7 @@ from ..report.document import header
 from ..report.redaction import Redaction
 from .entries import Entry, Made, NewRequest, Operation, Shown
 from .format import CALLS, LogError, row_of
-from .player import Answer, Player, RecordedError, Thing, UnplayableError
+from .player import Answer, Player, RecordedError, Thing
 from .reading import LogReader
 from .values import FIELDS, digest
 
@@ -98,7 +97,7 @@ def object_name(number: int, things: Mapping[int, Thing]) -> str:
     return name if len(alike) == 1 else f"{name}_{alike.index(number)}"
 
 
-def call_line(operation: Operation, things: Mapping[int, Thing], requests: Sequence[Request | NewRequest]) -> str:
+def call_line(operation: Operation, things: Mapping[int, Thing], requests: Sequence[NewRequest]) -> str:
     """A call on one line.
 
     Args:
@@ -127,9 +126,9 @@ def call_line(operation: Operation, things: Mapping[int, Thing], requests: Seque
     return f"{target}.{operation.method}({', '.join(shown)}){said}"
 
 
-def request_line(request: Request, tokens: list[int] | None) -> str:
+def request_line(request: NewRequest, tokens: list[int] | None) -> str:
     """A request on one line: its id, its extra keys, and its token ids if they are to be shown."""
-    listed = f"{request.num_tokens} tokens" if tokens is None else _short(tokens)
+    listed = f"{len(request.tokens)} tokens" if tokens is None else _short(tokens)
     keys = f", {request.extra_keys}" if request.extra_keys else ""
     return f"Request({request.request_id!r}, {listed}{keys})"
 
@@ -210,7 +209,7 @@ class Replayed:
 
     Attributes:
         operation: the operation.
-        player: who made the call; its first side is what the log is held to.
+        player: who made the call.
         answer: what that side answered.
         difference: what the log has otherwise; None if nothing.
         line: the call on one line.
@@ -256,7 +255,7 @@ class Judge:
         """Plays an entry; an operation is returned with what came of it.
 
         Raises:
-            UnplayableError: it can't be played.
+            LogError: it can't be played.
         """
         if isinstance(entry, Operation):
             return self._operation(entry)
@@ -266,17 +265,16 @@ class Judge:
         self.player.prepare(entry)
         if isinstance(entry, NewRequest):
             tokens = entry.tokens.tolist() if self._show_tokens else None
-            request = self.player.requests[-1]
-            self._new.append(lambda: request_line(request, tokens))
+            self._new.append(lambda: request_line(entry, tokens))
         return None
 
     def _operation(self, operation: Operation) -> Replayed:
         answer = self.player.call(operation)
         if answer.error is not None and not isinstance(answer.error, REFUSALS):
             where = f", raised at {answer.raised[-1]}" if answer.raised else ""
-            raise UnplayableError(f"operation {operation.number} can't be made: {answer.kind}{where}")
+            raise LogError(f"operation {operation.number} can't be made: {answer.kind}{where}")
         self.operations += 1
-        things = self.player.side.things
+        things = self.player.things
         thing = things[operation.target]
         found = compare_answers(thing, operation, answer, recorded_answer(operation, answer))
         found = None if found is not None and found.clause in self._ignored else found
@@ -299,7 +297,7 @@ class Judge:
         return Replayed(operation, self.player, answer, found, line)
 
     def _state(self, entry: Shown) -> None:
-        since = self._since.pop(self.player.side.things[entry.target].whole, [])
+        since = self._since.pop(self.player.things[entry.target].whole, [])
         last = since[0] if len(since) == 1 else None
         expected = self.state(entry.target, "device rows" in entry.fields)
         self.states += 1
@@ -314,7 +312,7 @@ class Judge:
     def count(self, observed: tuple[int, int]) -> None:
         """Compares how many pages are free, as a pool and its queue say, after the last operation, which was on it."""
         assert self.last is not None, "an operation was made"
-        thing = self.player.side.things[self.last.target]
+        thing = self.player.things[self.last.target]
         pool = thing.it.page_pool if thing.name == "CacheManager" else thing.it
         name = "numbers of free pages"
         found = compare_states({name: numbers_of_free_pages(pool)}, {name: observed}, self._answered)
@@ -328,8 +326,7 @@ class Judge:
 
     def state(self, number: int, device: bool = False) -> dict[str, Any]:
         """What an object shows."""
-        side = self.player.side
-        return side.state(side.things[number].whole, self.player.live, device)
+        return self.player.state(number, self.player.live, device)
 
     @property
     def calls(self) -> tuple[str, ...]:
@@ -401,8 +398,8 @@ class Run(Judge):
             try:
                 made = self.take(entry)
                 if self.wrong is not None and self.last is None:
-                    raise UnplayableError("a fresh object shows another state than the specification's")
-            except UnplayableError as error:
+                    raise LogError("a fresh object shows another state than the specification's")
+            except LogError as error:
                 where = f"{self.reader.path}, line {self.reader.line}"
                 raise LogError(f"{where}: {error}") from error
             if made is not None:

@@ -92,7 +92,7 @@ class _Judge:
         self.strayed_at: int | None = None
         self.wrong: WrongStep | None = None
         self._ignore = ignore
-        self._converter = Converter(by_id=False)
+        self._converter = Converter(naming="results")
         self._requests = Requests(self._converter.ref_of)
         self._trial = _Replay()
         self._last: deque[Operation] = deque(maxlen=_LAST + 1)

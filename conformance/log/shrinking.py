@@ -21,7 +21,7 @@ from ..calls.simplest import thinned
 from ..report.redaction import Redaction
 from .entries import Entry, Grown, Made, NewRequest, Operation, Shown
 from .format import LogError, row_of
-from .player import Answer, Player, UnplayableError
+from .player import Answer, Player
 from .pruning import pruned
 from .reading import LogReader
 from .replaying import call_line, compare_answers, compare_states, recorded_answer, require_decided
@@ -139,7 +139,7 @@ class _Shrinker:
                     raise _InvalidError
             played.append(entry)
             answers.append((expected, observed))
-            difference = compare_answers(player.side.things[entry.target], entry, expected, observed)
+            difference = compare_answers(player.things[entry.target], entry, expected, observed)
             if difference is not None:
                 return Try(kept, played, answers, difference, player)
         return None
@@ -149,9 +149,9 @@ class _Shrinker:
     ) -> Difference | None:
         if not played:
             return None
-        side = player.side
-        state = side.state(side.things[entry.target].whole, player.ids, "device rows" in entry.fields)
-        last = player.side.things[played[-1].target]
+        ids = [request.request_id for request in player.requests]
+        state = player.state(entry.target, ids, "device rows" in entry.fields)
+        last = player.things[played[-1].target]
         difference = compare_states(state, entry.fields, (row_of(last.name, played[-1].method), answers[-1][0]))
         if difference is None:
             self.right[entry.target] = played[-1].number
@@ -160,7 +160,7 @@ class _Shrinker:
 
     def suspects(self, found: Try) -> tuple[int | None, tuple[str, ...]]:
         """See `Shrunk.right_after` and `Shrunk.suspects`; asked when the log itself was played."""
-        things, requests = found.player.side.things, found.player.requests
+        things, requests = found.player.things, found.player.requests
         target = found.entries[-1].target if isinstance(found.entries[-1], Shown) else found.played[-1].target
         right = self.right.get(things[target].whole)
         since = [operation for operation in found.played if right is not None and operation.number > right]
@@ -170,7 +170,7 @@ class _Shrinker:
         """Plays a selection; returns it cut to where it deviates by the clause, None if it does not count."""
         try:
             found = self.play(entries)
-        except (_InvalidError, UnplayableError):
+        except (_InvalidError, LogError):
             return None
         return None if found is None or found.difference != self.wanted else found
 
@@ -200,7 +200,7 @@ def shrink(
     shrinker = _Shrinker()
     try:
         best = shrinker.play(entries, first=True)
-    except UnplayableError as error:
+    except LogError as error:
         raise LogError(f"{path}: {error}") from error
     if best is None:
         raise LogError(f"{path}: nothing to shrink: its recorded results are right")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from ..backends.loading import Backend
-from ..calls.datum import GoneError, Key, Ref
+from ..calls.datum import GoneError, Key, Prompt, Ref, resolve
 from ..calls.readings import SHOWS
 
-__all__ = ["Both", "Field", "Side", "part_of", "same", "unread"]
+__all__ = ["Both", "Field", "Side", "hashed_key", "part_of", "same", "unread"]
 
 
 class Side:
@@ -22,6 +22,8 @@ class Side:
     Attributes:
         made: what several readings are given, worked out once in a comparison of states: by the sides' ids; else None.
         results: the results of calls by their numbers.
+        find_key: finds its own key for a page of a request; None: there is none.
+        hashed: the request whose keys were hashed last, the page size, and the keys; see `hashed_key`.
     """
 
     made: ClassVar[dict[int, dict[str, Any]] | None] = None
@@ -30,6 +32,7 @@ class Side:
         self.names = names
         self.results: dict[int, Any] = {}
         self.find_key: Callable[[Key], Any] | None = None
+        self.hashed: tuple[Prompt | None, Any, list[Any]] = None, None, []
 
     if TYPE_CHECKING:
 
@@ -60,6 +63,22 @@ class Side:
     def put(self, made: Mapping[str, Any]) -> None:
         """Puts things there, each under its name."""
         vars(self).update(made)
+
+
+def hashed_key(side: Side, key: Key) -> Any:
+    """A side's own key of a page of a request, by its tokens and the root of the pool; one made by hand is no page's.
+
+    The keys of a request are hashed once for all calls that name several of them one after another.
+    """
+    if key.made_by_hand:
+        return side.names.get("PageHash")(b"no key of any page", (), None)
+    prompt, size, keys = side.hashed
+    if prompt is not key.prompt or size != key.page_size:
+        request, hashed = resolve(key.prompt, side), side.names.get("hash_request_tokens")
+        keys = list(hashed(side.pool.hash_function, key.page_size, request, none_hash=side.pool.none_hash))
+        side.hashed = key.prompt, key.page_size, keys
+    own = keys[key.place]
+    return own if key.group is None else side.names.get("PageHashWithGroupId")(own, key.group)
 
 
 def part_of(side: Side, requests: Iterable[str], name: str) -> Any:

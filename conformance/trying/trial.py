@@ -14,7 +14,7 @@ from ..backends.levels import Level
 from ..backends.loading import Backend
 from ..backends.raising import frames
 from ..calls.contrast import shown
-from ..calls.datum import Call, GoneError, Key, Prompt, refs, resolve
+from ..calls.datum import Call, GoneError, Prompt, refs, resolve
 from ..calls.deviation import Outcome, attempt, clause_of_state, is_refusal
 from ..calls.documents import MOST
 from ..calls.interfaces import REQUEST
@@ -25,7 +25,7 @@ from ..calls.pool import POOL
 from ..calls.queue import PAGE, QUEUE
 from ..calls.readings import SHOWS, page_views, readable
 from ..machines.base import SPEC
-from ..machines.sides import Side
+from ..machines.sides import Side, hashed_key
 from .script import Entry, FileError, Rows, made_by
 
 __all__ = ["Built", "Said", "Trial", "sizes"]
@@ -209,7 +209,7 @@ class Trial:
         self._looks = False
         self._keys = KeyNumbers(), KeyNumbers()
         for side in (self.spec, self.backend):
-            side.find_key = functools.partial(self._key, side)
+            side.find_key = functools.partial(hashed_key, side)
 
     def run(self, entries: Iterable[Entry], looks: Callable[[int], bool] = lambda _: True) -> Iterator[Said]:
         """Makes calls in order, up to the first one that deviates.
@@ -391,16 +391,6 @@ class Trial:
     def _as_logged(self, kind: str, value: Any, place: int) -> Any:
         """A result on one side as a log has it."""
         return result(kind, value, self._keys[place])
-
-    def _key(self, side: Side, key: Key) -> Any:
-        """A side's own key of a page of a request; one made by hand is no page's."""
-        if key.made_by_hand:
-            return side.names.get("PageHash")(b"no key of any page", (), None)
-        prompt, pool = key.prompt, side.pool
-        request = resolve(prompt, side)
-        hashed = side.names.get("hash_request_tokens")
-        own = list(hashed(pool.hash_function, key.page_size, request, none_hash=pool.none_hash))[key.place]
-        return own if key.group is None else side.names.get("PageHashWithGroupId")(own, key.group)
 
     # -- Judging ----------------------------------------------------------------------------------------------------
 
