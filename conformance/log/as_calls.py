@@ -489,7 +489,7 @@ class Requests:
         for token in says.tokens[common:known]:
             yield Call(ref, "append", {"token_id": token})
         computed = before.computed if says.computed is None else says.computed
-        if computed != before.computed:
+        if type(computed) is not type(before.computed) or computed != before.computed:  # True is no 1 (R1)
             yield Call(ref, "num_computed_tokens", {"value": computed})
         running = before.running if says.running is None else says.running
         if running != before.running:

@@ -9,7 +9,9 @@ import pytest
 
 from kvproof import fast
 from kvproof.conformance import record, replay_log
+from kvproof.conformance.backends.levels import Level
 from kvproof.conformance.backends.loading import Backend
+from kvproof.conformance.calls.deviation import attempt
 from kvproof.conformance.calls.spelling import ReadOnlyList
 from kvproof.conformance.machines import EVERY_MACHINE
 from kvproof.conformance.search.runner import run_machine
@@ -60,6 +62,26 @@ def test_a_machine_can_be_logged(name: str, tmp_path: Path) -> None:
     results = [replay_log(path, "kvproof.spec") for path in logs]
     assert [result.wrong for result in results if result.wrong] == []
     assert sum(result.operations for result in results) > 100
+    safely = [attempt(functools.partial(replay_log, path, level="safe")) for path in logs]
+    assert [outcome.value.wrong for outcome in safely if outcome.value and outcome.value.wrong] == []
+    assert all("was given by no call" in str(outcome.error) for outcome in safely if outcome.error)
+    assert sum(outcome.error is None for outcome in safely) >= len(safely) / 2
+
+
+@pytest.mark.parametrize("level", ["exact", "safe"])
+def test_r1_true_is_no_number_of_computed_tokens_and_1_is_one_after_it(level: Level, tmp_path: Path) -> None:
+    """A replay says of a request what the engine said, though Python holds the two for the same."""
+    layers = fast.FullAttentionSpec(page_size=2, num_kv_heads=1, head_size=8, dtype="float32")
+    manager = record(fast.CacheManager(8, [fast.CacheGroupSpec(layers)], 16), tmp_path / "engine.log")
+    request = fast.Request("a", [1, 2, 3, 4])
+    assert manager.allocate_slots(request, 1) is not None
+    request.num_computed_tokens = True
+    with pytest.raises(TypeError):
+        manager.allocate_slots(request, 3)
+    request.num_computed_tokens = 1
+    assert manager.allocate_slots(request, 3) is not None
+    manager.close()
+    assert replay_log(tmp_path / "engine.log", level=level).wrong is None
 
 
 def test_r1_what_is_no_number_is_refused_through_a_record(tmp_path: Path) -> None:
