@@ -23,7 +23,7 @@ from kvproof.spec.declarations import (
     takes_options,
 )
 
-from .spec.driven_managers import full
+from .cache_groups import full
 
 PACKAGES = pytest.mark.parametrize("package", [spec, fast], ids=["spec", "fast"])
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ..spec.driven_managers import full, states, window
+from ..cache_groups import full, states, window
 from ..strategies import PlainRequest
 
 

@@ -16,7 +16,7 @@ from kvproof.spec import (
     PageCopy,
 )
 
-from ..spec.driven_managers import chunked, full, group_lists, latent, states, window
+from ..cache_groups import chunked, full, group_lists, latent, states, window
 from ..strategies import PlainRequest
 
 

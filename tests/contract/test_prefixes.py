@@ -7,7 +7,7 @@ import pytest
 
 from kvproof import spec
 
-from ..spec.driven_managers import full, states, window
+from ..cache_groups import full, states, window
 from ..strategies import PlainRequest
 
 

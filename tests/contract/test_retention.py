@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ..spec.driven_managers import chunked, full, states, window
+from ..cache_groups import chunked, full, states, window
 from ..strategies import PlainRequest
 
 PROMPT = list(range(100, 109))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kvproof import fast, spec
 from kvproof.spec.declarations.placement import ShardLoad
 
-from ..spec.driven_managers import full, group_lists, states, window
+from ..cache_groups import full, group_lists, states, window
 from ..strategies import PlainRequest
 
 FULL, WINDOW = full(2), window(2, 9)

@@ -21,7 +21,7 @@ from kvproof import fast, spec
 from kvproof.conformance.machines.document_damage import ODD
 from kvproof.spec import FullAttentionSpec, MambaSpec
 
-from ..spec.driven_managers import chunked, full, states, weak, window
+from ..cache_groups import chunked, full, states, weak, window
 from ..strategies import PlainRequest
 
 PACKAGES: Any = {"spec": spec.CacheManager, "fast": fast.CacheManager}

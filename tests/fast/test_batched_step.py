@@ -14,7 +14,7 @@ from kvproof.conformance.machines import MACHINES
 from kvproof.conformance.search.runner import run_machine
 from kvproof.fast.step import batched_step, small_step
 
-from ..spec.driven_managers import full, window
+from ..cache_groups import full, window
 from ..strategies import PlainRequest
 
 

@@ -1,65 +1,13 @@
-"""MAN-12: the events and counters of the specification's pool follow from the calls; what its check() sees."""
+"""MAN-12: times of the specification's pool that are out of the ordinary; what its check() sees."""
 
 from typing import Any
 
 import pytest
-from hypothesis.stateful import invariant
 
 from kvproof import spec
-from kvproof.spec.declarations import NUM_BUCKETS, CacheCounters
+from kvproof.spec.declarations import NUM_BUCKETS
 
-from ..contract.test_pool_events import cache_pages, histogram, telling_pool
-from .driven_pool import DrivenPool
-
-# -- Any calls --------------------------------------------------------------------------------------
-
-
-class FollowedPool(DrivenPool):
-    """A follower has the pool's map after every call, and the counters follow from the history."""
-
-    @invariant()
-    def the_follower_has_the_cached_map(self) -> None:
-        self.follower = getattr(self, "follower", None) or spec.CacheFollower()
-        self.follower.apply(self.pool.take_events())
-        self.follower.check()
-        cached = {key: pages.page_ids for key, pages in self.pool.cached_page_hash_to_page.items()}
-        assert {key: list(ids) for key, ids in self.follower.cached_page_hash_to_page.items()} == cached
-        assert self.pool.take_events() == []
-
-    @invariant()
-    def the_counters_follow_from_the_history(self) -> None:
-        assert self.pool.counters == _counted(self.history, self.pool.counter_sampling)
-
-
-def _counted(history: list[tuple[Any, ...]], sampling: int) -> CacheCounters:
-    """What is to be counted: each page's story is told by the latest entries that name it."""
-    told: dict[int, dict[str, int]] = {}
-    clock, evictions = 0, 0
-    lifetimes, gaps = [], []
-    for what, pages, *_ in history:
-        for page in pages if isinstance(pages, list) else []:
-            page_id, cached = page if isinstance(page, tuple) else (page, True)
-            story = told.setdefault(page_id, {})
-            match what:
-                case "taken":
-                    if "stored" in story:
-                        evictions += 1
-                        lifetimes += [clock - story["stored"]] if page_id % sampling == 0 else []
-                    told[page_id] = {}
-                    clock += 1
-                case "lost":
-                    told[page_id] = {}
-                case "stored":
-                    story["stored"] = clock
-                case "freed" if cached:
-                    story["freed"] = clock
-                case "held":
-                    gaps += [clock - story["freed"]] if page_id % sampling == 0 else []
-    return CacheCounters(evictions=evictions, page_lifetimes=histogram(*lifetimes), reuse_gaps=histogram(*gaps))
-
-
-TestAFollowedPool = FollowedPool.TestCase
-
+from ..contract.test_pool_events import cache_pages, telling_pool
 
 # -- Times ------------------------------------------------------------------------------------------
 
