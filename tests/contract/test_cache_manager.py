@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvproof import fast, spec
 
 from ..pool_state import pool_state
-from ..strategies import PlainRequest, few_extra_keys, page_sizes, short_token_lists
+from ..strategies import PlainRequest, page_sizes, short_token_lists
 
 
 def _group(page_size: int) -> Any:
@@ -24,25 +24,6 @@ def _manager(
 
 
 # -- Without keys, groups or caching --------------------------------------------------------------
-
-
-@given(first=short_token_lists, second=short_token_lists, extra=few_extra_keys, page_size=page_sizes)
-def test_man_1_a_hit_is_the_longest_full_prefix_short_of_the_last_token(
-    package: ModuleType, first: list[int], second: list[int], extra: Any, page_size: int
-) -> None:
-    manager = _manager(package, 40, page_size)
-    request = PlainRequest("first", first, extra)
-    assert manager.allocate_slots(request, len(first)) is not None
-    before = pool_state(manager.page_pool)
-    common = 0
-    while common < min(len(first), len(second)) and first[common] == second[common]:
-        common += 1
-    pages, hit = manager.get_computed_pages(PlainRequest("second", second, extra))
-    assert hit == min(common, len(second) - 1) // page_size * page_size
-    assert pages.get_page_ids()[0] == manager.get_page_ids("first")[0][: hit // page_size]
-    assert pool_state(manager.page_pool) == before
-    logprobs = PlainRequest("third", second, extra, spec.SamplingParams(0))
-    assert manager.get_computed_pages(logprobs) == (manager.create_empty_page_list(), 0)
 
 
 @given(values=short_token_lists, lookahead=st.integers(0, 50))
@@ -90,27 +71,6 @@ def test_man_2_lookahead_is_cut_at_max_model_len(
         manager.allocate_slots(request, 4)
     assert manager.allocate_slots(request, 3) is not None
     manager.check()
-
-
-@given(values=short_token_lists, extra=few_extra_keys, page_size=page_sizes)
-def test_hash_3_the_managers_keys_are_those_of_the_request_until_dropped(
-    package: ModuleType, values: list[int], extra: Any, page_size: int
-) -> None:
-    manager = _manager(package, 40, page_size)
-    request = PlainRequest("r", [*values], extra)
-    manager.get_computed_pages(request)
-    for _ in range(2):
-        root = manager.page_pool.none_hash
-        own = package.hash_request_tokens(package.sha256, page_size, request, none_hash=root)
-        assert list(manager.req_to_page_hashes["r"]) == list(own)
-        if page_size <= len(values):
-            assert manager.allocate_slots(request, 1) is not None
-            request.num_computed_tokens = 1
-        request.grow([1] * page_size)
-    manager.free(request)
-    assert set(manager.req_to_page_hashes) == {"r"}
-    manager.free_page_hashes(request)
-    assert set(manager.req_to_page_hashes) == set()
 
 
 # -- A page published by hand ---------------------------------------------------------------------

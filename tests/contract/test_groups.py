@@ -1,4 +1,7 @@
-"""MAN-1, MAN-7, MAN-8, MAN-9, MAN-13: what groups of every kind hold, serve, give back and publish."""
+"""MAN-1, MAN-7, MAN-8, MAN-9, MAN-13: bounds and refusals of groups of every kind.
+
+What they hold, serve, give back and publish, the machines `window`, `chunk`, `state` and `hybrid` draw.
+"""
 
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -13,10 +16,9 @@ from kvproof.spec import (
     FullAttentionSpec,
     MambaSpec,
     MLAAttentionSpec,
-    PageCopy,
 )
 
-from ..cache_groups import chunked, full, group_lists, latent, states, window
+from ..cache_groups import chunked, full, group_lists, states, window
 from ..strategies import PlainRequest
 
 
@@ -53,16 +55,6 @@ def test_no_request_holds_more_than_its_groups_declare(
         computed += new
 
 
-def test_a_window_gives_its_pages_back_in_place_and_tail_first(package: ModuleType) -> None:
-    """MAN-8: of position 6 a window of 3 reads 4 to 6: two pages of two go, and stand last in the queue."""
-    manager = _manager(package, window(2, 3), num_pages=7)
-    request = PlainRequest("r", list(range(12)))
-    assert _step(manager, request, 0, 6) == ([1, 2, 3],)
-    assert _step(manager, request, 6, 2) == ([4],)
-    assert manager.get_page_ids("r") == ([0, 0, 3, 4],)
-    assert [page.page_id for page in manager.page_pool.free_page_queue.get_all_free_pages()] == [5, 6, 2, 1]
-
-
 def test_pages_are_given_back_also_where_there_is_no_room(package: ModuleType) -> None:
     """MAN-2, MAN-8: None is the answer, the released pages are free, and what was computed can't be fewer again."""
     manager = _manager(package, window(2, 3), num_pages=6)
@@ -73,15 +65,6 @@ def test_pages_are_given_back_also_where_there_is_no_room(package: ModuleType) -
     with pytest.raises(ValueError, match=r"fell from 6 \[MAN-8\]$"):
         _step(manager, request, 5, 1)
     assert _step(manager, request, 6, 8) == ([4, 5, 2, 1],)
-
-
-def test_groups_give_back_one_after_the_other(package: ModuleType) -> None:
-    """MAN-5: group by group, each tail first."""
-    manager = _manager(package, full(2), latent(4), num_pages=9)
-    request = PlainRequest("r", list(range(8)))
-    assert _step(manager, request, 0, 8) == ([1, 2, 3, 4], [5, 6])
-    manager.free(request)
-    assert [page.page_id for page in manager.page_pool.free_page_queue.get_all_free_pages()] == [7, 8, 4, 3, 2, 1, 6, 5]
 
 
 def test_man_7_bytes_of_a_page_and_of_a_request() -> None:
@@ -116,16 +99,6 @@ def _hit(manager: Any, tokens: Sequence[int]) -> tuple[Any, int]:
     return pages.get_page_ids(), found
 
 
-def test_a_hit_is_a_multiple_of_every_page_size(package: ModuleType) -> None:
-    """MAN-7: keys of one page size are never taken for those of another."""
-    manager = _manager(package, full(2), full(3))
-    _cached(manager, range(20))
-    for length in range(1, 22):
-        pages, found = _hit(manager, range(length))
-        assert found == max(length - 1, 0) // 6 * 6
-        assert list(map(len, pages)) == [found // 2, found // 3]
-
-
 def test_null_pages_alone_are_no_hit(package: ModuleType) -> None:
     """MAN-1: at the beginning of a chunk nothing is read, and nothing is found."""
     manager = _manager(package, chunked(2, 4))
@@ -136,46 +109,6 @@ def test_null_pages_alone_are_no_hit(package: ModuleType) -> None:
         manager.allocate_slots(
             PlainRequest("r", list(range(9))), 1, 4, package.CachePages([[manager.page_pool.null_page] * 2])
         )
-
-
-def test_the_chain_of_keys_runs_over_null_pages(package: ModuleType) -> None:
-    """HASH-3: behind null pages a page is found by those who have the same tokens before it, and by no others."""
-    manager = _manager(package, window(2, 2))
-    _cached(manager, [1, 2, 3, 4, 5, 6], 2, 2, 2)
-    manager.evict_pages([1, 2])
-    assert _hit(manager, [1, 2, 3, 4, 5, 6, 7]) == (([0, 0, 3],), 6)
-    assert _hit(manager, [9, 2, 3, 4, 5, 6, 7]) == (([],), 0)
-
-
-def test_eagle_is_decided_once(package: ModuleType) -> None:
-    """MAN-9: the page after the hit is demanded of the prefix that is returned, not dropped again and again."""
-    groups = [full(2, is_eagle=True), window(4, 5), chunked(4, 8)]
-    manager, plain = _manager(package, *groups, use_eagle=True), _manager(package, *groups)
-    for each in (manager, plain):
-        _cached(each, range(12))
-    assert _hit(plain, range(13))[1] == 12
-    assert _hit(manager, range(13))[1] == 8
-    assert _hit(manager, range(10))[1] == 8, "the page after 8 tokens is cached, and its tokens are known"
-    assert _hit(manager, range(9))[1] == 4, "its tokens are not known"
-
-
-def test_without_a_flag_all_groups_of_attention_are_eagles(package: ModuleType) -> None:
-    """MAN-9: state groups never are."""
-    manager = _manager(package, full(2), latent(4), states(4), use_eagle=True)
-    _cached(manager, range(12), 4, 4, 4)
-    assert _hit(manager, range(13))[1] == 8
-
-
-def test_only_full_attention_and_mla_have_common_prefixes(package: ModuleType) -> None:
-    """MAN-10: windows, chunks and states count 0."""
-    manager = _manager(package, full(2), window(2, 40), chunked(2, 40), latent(2), states(2))
-    first, second = PlainRequest("a", [1, 2, 3, 4, 5]), PlainRequest("b", [1, 2, 3, 4, 6])
-    _step(manager, first, 0, 4)
-    pages, found = manager.get_computed_pages(second)
-    assert found == 4
-    _step(manager, second, 0, 1, num_new_computed_tokens=found, new_computed_pages=pages)
-    assert manager.get_num_common_prefix_pages(first, 2) == [2, 0, 0, 2, 0]
-    assert manager.get_num_common_prefix_pages(first, 1) == [0] * 5
 
 
 HITS: dict[str, Callable[[Any, Any], list[list[Any]]]] = {
@@ -207,63 +140,6 @@ def test_hits_that_are_not_the_requests_are_refused(package: ModuleType, fault: 
 # -- States (MAN-13) --------------------------------------------------------------------------------
 
 
-def test_states_at_page_boundaries_are_published_and_copied_on(package: ModuleType) -> None:
-    """MAN-13: states after 4 and 8 tokens are cached, that after 6 is not; each goes on in a page of its own."""
-    manager = _manager(package, states(4))
-    request = PlainRequest("r", list(range(20)))
-    assert _step(manager, request, 0, 4) == ([1],)
-    assert manager.take_page_copies() == []
-    assert _step(manager, request, 4, 2) == ([2],)
-    assert manager.take_page_copies() == [PageCopy(0, 1, 2)]
-    assert _step(manager, request, 6, 2) == ([],), "the state is advanced where it is"
-    assert manager.take_page_copies() == []
-    assert _step(manager, request, 8, 1) == ([3],)
-    assert manager.take_page_copies() == [PageCopy(0, 2, 3)]
-    assert manager.get_page_ids("r") == ([0, 2, 3],)
-    assert [page.page_id for page in manager.page_pool.pages if page.page_hash] == [1, 2]
-    assert _hit(manager, range(9)) == (([0, 2],), 8)
-    assert _hit(manager, range(8)) == (([1],), 4)
-
-
-def test_a_state_left_amid_a_page_is_never_published(package: ModuleType) -> None:
-    """MAN-13: the step from 6 to 10 tokens passes 8 by."""
-    manager = _manager(package, states(4))
-    request = PlainRequest("r", list(range(20)))
-    _step(manager, request, 0, 6)
-    assert manager.get_page_ids("r") == ([0, 1],)
-    assert _step(manager, request, 6, 4) == ([2],)
-    assert _step(manager, request, 10, 6) == ([3],)
-    manager.cache_pages(request, 16)
-    assert [page.page_id for page in manager.page_pool.pages if page.page_hash] == [3]
-    assert manager.take_page_copies() == [PageCopy(0, 1, 2), PageCopy(0, 2, 3)]
-
-
-def test_a_hit_goes_on_from_a_copy(package: ModuleType) -> None:
-    """MAN-13: the published state stays as it is for others."""
-    manager = _manager(package, full(2), states(4))
-    _cached(manager, range(8), 4, 4)
-    request = PlainRequest("r", list(range(30)))
-    pages, found = manager.get_computed_pages(request)
-    assert (pages.get_page_ids(), found) == (([1, 2, 4, 5], [0, 6]), 8)
-    manager.take_page_copies()
-    assert _step(manager, request, 0, 9, num_new_computed_tokens=8, new_computed_pages=pages) == (
-        [7, 8, 9, 10, 11],
-        [0, 0, 12],
-    )
-    assert manager.take_page_copies() == [PageCopy(1, 6, 12)]
-
-
-def test_copies_of_a_request_that_goes_are_dropped(package: ModuleType) -> None:
-    """MAN-13: nobody advances its state; another request's copies stay."""
-    manager = _manager(package, states(2))
-    requests = [PlainRequest(name, list(range(10))) for name in "ab"]
-    for request in requests:
-        _step(manager, request, 0, 2)
-        _step(manager, request, 2, 2)
-    manager.free(requests[0], 2)
-    assert manager.take_page_copies() == [PageCopy(0, 3, 4)]
-
-
 def test_look_ahead_never_enters_a_state(package: ModuleType) -> None:
     """MAN-9, MAN-13: attention has slots for drafts, the state none; a draft that was rejected can't be undone."""
     manager = _manager(package, full(2), states(2))
@@ -273,30 +149,6 @@ def test_look_ahead_never_enters_a_state(package: ModuleType) -> None:
         with pytest.raises(ValueError, match=rf"num_computed_tokens={computed}: the state.* after 3 .*\[MAN-13\]$"):
             _step(manager, request, computed, 1)
     assert _step(manager, request, 3, 1) == ([], [])
-
-
-def test_mode_none_has_one_page_and_no_hits(package: ModuleType) -> None:
-    """MAN-13: any mix with it hits nothing."""
-    manager = _manager(package, full(2), states(4, "none"))
-    request = PlainRequest("r", list(range(30)))
-    assert _step(manager, request, 0, 9) == ([1, 2, 3, 4, 5], [6])
-    assert _step(manager, request, 9, 9) == ([7, 8, 9, 10], [])
-    assert manager.take_page_copies() == []
-    assert _hit(manager, range(30)) == (([], []), 0)
-    assert manager.free(request, 0) == []
-
-
-def test_a_withdrawn_state_is_withdrawn_from_all_who_hit_it(package: ModuleType) -> None:
-    """MAN-4, MAN-13: the state after 4 tokens was promised and is never written."""
-    manager = _manager(package, full(4), states(4))
-    first, second = PlainRequest("a", list(range(9))), PlainRequest("b", list(range(9)))
-    _step(manager, first, 0, 4)
-    pages, found = manager.get_computed_pages(second)
-    assert found == 4
-    _step(manager, second, 0, 5, num_new_computed_tokens=4, new_computed_pages=pages)
-    assert manager.free(first, 3) == ["b"]
-    assert _hit(manager, range(9))[1] == 0
-    manager.check()
 
 
 # -- Groups that contradict themselves (R1) -----------------------------------------------------------

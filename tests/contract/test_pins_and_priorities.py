@@ -1,4 +1,7 @@
-"""PIN-1, PIN-2: pages that are pinned, and free pages that are taken by priority."""
+"""PIN-1, PIN-2: what pins and priorities of both packages' pools refuse.
+
+Which pages are held, found and taken first, the machine `pool_pins` draws.
+"""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -27,21 +30,12 @@ def pages_of(pool: Any, *ids: int) -> list[Any]:
     return [pool.pages[page_id] for page_id in ids]
 
 
-def _withdraw(pool: Any, page_id: int) -> None:
-    """What the managers do, which say their pages in their own ways."""
-    pool.withdraw(pages_of(pool, page_id) if isinstance(pool, spec.PagePool) else np.array([page_id]))
-
-
 def _stranger(pool: Any) -> Any:
     return type(pool)(8, True).pages[1]
 
 
 def free_ids(pool: Any) -> list[int]:
     return list(pool.free_page_queue.get_all_free_pages().page_ids)
-
-
-def _cached_ids(pool: Any) -> list[int]:
-    return [page.page_id for page in pool.pages if page.page_hash is not None]
 
 
 def _shown(pool: Any) -> object:
@@ -57,30 +51,6 @@ def _shown(pool: Any) -> object:
 
 
 # -- Pins -------------------------------------------------------------------------------------------
-
-
-def test_a_pin_is_a_reference_and_is_held_beside_others(package: ModuleType) -> None:
-    pool = held_pool(package)
-    pool.free_pages(pages_of(pool, 1, 2))
-    pool.pin([pages_of(pool, 1, 0), pages_of(pool, 3, 3)])
-    assert [page.ref_cnt for page in pool.pages] == [0, 1, 0, 3, 1, 1, 0, 0]
-    assert free_ids(pool) == [6, 7, 2]
-    assert pool.get_usage() == 4 / 7
-    assert pool.num_pinned_pages == 2
-    assert [pool.pins_of(page_id) for page_id in range(5)] == [0, 1, 0, 2, 0]
-    pool.check()
-
-
-def test_unpinned_pages_are_freed_in_the_order_given(package: ModuleType) -> None:
-    pool = held_pool(package)
-    pool.pin([pages_of(pool, 1, 2, 3)])
-    pool.free_pages(pages_of(pool, 1, 2, 3))
-    assert free_ids(pool) == [6, 7]
-    pool.unpin([pages_of(pool, 3), pages_of(pool, 0, 1)])
-    assert free_ids(pool) == [6, 7, 3, 1]
-    assert pool.num_pinned_pages == 1
-    assert pool.pages[3].page_hash is not None, "still found"
-    pool.check()
 
 
 def test_freeing_takes_no_pins_reference(package: ModuleType) -> None:
@@ -108,47 +78,6 @@ def test_a_view_takes_no_pins_reference(package: ModuleType) -> None:
     page.incr_ref()
     page.decr_ref()
     assert page.ref_cnt == 2
-    pool.check()
-
-
-def test_a_pinned_page_keeps_its_hash_unless_it_is_withdrawn(package: ModuleType) -> None:
-    pool = held_pool(package)
-    pool.pin([pages_of(pool, 2)])
-    pool.free_pages(pages_of(pool, 1, 2, 3, 4, 5))
-    assert not pool.reset_prefix_cache()
-    evictions: list[Callable[[], None]] = [lambda: pool.evict_pages([1, 2]), pool.pages[2].reset_hash]
-    for evict in evictions:
-        with pytest.raises(ValueError, match=r"page 2 is pinned.*\[PIN-1\]"):
-            evict()
-    assert pool.get_new_pages(6).page_ids == [6, 7, 1, 3, 4, 5]
-    assert _cached_ids(pool) == [2]
-    _withdraw(pool, 2)
-    assert _cached_ids(pool) == []
-    assert pool.num_pinned_pages == 1
-    with pytest.raises(ValueError, match=r"page 2 is pinned.*\[PIN-1\]"):
-        pool.cache_full_pages(PlainRequest("r", [9]), pages_of(pool, 2), [], 0, 1, 1, 0)
-    pool.check()
-    pool.unpin([pages_of(pool, 2)])
-    assert free_ids(pool) == [2]
-    pool.check()
-
-
-def test_an_evicted_pin_is_refused_with_or_without_a_hash(package: ModuleType) -> None:
-    pool = held_pool(package)
-    pool.pin([pages_of(pool, 2)])
-    _withdraw(pool, 2)
-    with pytest.raises(ValueError, match=r"\[PIN-1\]"):
-        pool.evict_pages([2])
-
-
-def test_pins_are_bounded_by_distinct_pages(package: ModuleType) -> None:
-    pool = held_pool(package, max_pinned_pages=2)
-    pool.pin([pages_of(pool, 1, 2), pages_of(pool, 1, 1, 0)])
-    pool.pin([pages_of(pool, 2)])
-    with pytest.raises(ValueError, match=r"3 pinned pages, max_pinned_pages=2 \[PIN-1\]"):
-        pool.pin([pages_of(pool, 1, 3)])
-    pool.unpin([pages_of(pool, 2, 2)])
-    pool.pin([pages_of(pool, 3)])
     pool.check()
 
 
@@ -186,16 +115,6 @@ def test_pins_are_bounded_for_each_salt(
     pool.check()
 
 
-def test_a_withdrawn_page_is_of_no_salt_any_more(package: ModuleType) -> None:
-    pool = held_pool(package, max_pinned_pages=2, max_pinned_pages_per_salt=1)
-    pool.pin([pages_of(pool, 2)])
-    _withdraw(pool, 2)
-    pool.pin([pages_of(pool, 4)])
-    pool.check()
-    with pytest.raises(ValueError, match=r"max_pinned_pages=2"):
-        pool.pin([pages_of(pool, 1)])
-
-
 def test_a_salt_is_in_no_refusal(package: ModuleType) -> None:
     """SEC-2."""
     pool = held_pool(package, max_pinned_pages=1, max_pinned_pages_per_salt=1)
@@ -206,132 +125,6 @@ def test_a_salt_is_in_no_refusal(package: ModuleType) -> None:
 
 
 # -- Priorities -------------------------------------------------------------------------------------
-
-
-def test_pages_of_a_low_priority_are_taken_first(package: ModuleType) -> None:
-    pool = held_pool(package)
-    pool.set_priority(pages_of(pool, 1), 1)
-    pool.set_priority(pages_of(pool, 2, 0), -1)
-    pool.free_pages(pages_of(pool, 1, 2, 3, 4))
-    assert free_ids(pool) == [2, 6, 7, 3, 4, 1]
-    pool.set_priority(pages_of(pool, 4), 1)
-    assert free_ids(pool) == [2, 6, 7, 3, 1, 4]
-    assert [pool.get_priority(page_id) for page_id in range(6)] == [0, 1, -1, 0, 1, 0]
-    assert pool.get_new_pages(5).page_ids == [2, 6, 7, 3, 1]
-    pool.check()
-
-
-def test_a_priority_that_it_has_moves_no_page_but_may_last_longer(package: ModuleType) -> None:
-    pool = held_pool(package)
-    pool.free_pages(pages_of(pool, 1, 2, 3, 4))
-    pool.set_priority(pages_of(pool, 1, 2), 1, expires_at=5.0)
-    pool.set_priority(pages_of(pool, 1), 1, expires_at=9.0)
-    assert free_ids(pool) == [6, 7, 3, 4, 1, 2]
-    pool.advance_time(5)
-    assert free_ids(pool) == [6, 7, 3, 4, 2, 1]
-    assert (pool.get_priority(1), pool.get_priority(2)) == (1, 0)
-    pool.set_priority(pages_of(pool, 1), 1)
-    pool.advance_time(100.0)
-    assert pool.get_priority(1) == 1
-    pool.check()
-
-
-def test_priorities_end_in_the_order_of_their_ends_and_then_of_pages(package: ModuleType) -> None:
-    pool = held_pool(package)
-    pool.free_pages(pages_of(pool, 1, 2, 3, 4))
-    pool.set_priority(pages_of(pool, 4, 3), 7, expires_at=3.0)
-    pool.set_priority(pages_of(pool, 1), 2, expires_at=2.0)
-    pool.set_priority(pages_of(pool, 2), -2, expires_at=2.5)
-    now: Any = np.float32(3)
-    pool.advance_time(now)
-    assert free_ids(pool) == [6, 7, 1, 2, 3, 4]
-    assert pool.now == 3.0
-    pool.check()
-
-
-def test_priority_0_ends_never(package: ModuleType) -> None:
-    """What it would fall back to is the same: the page's priority does not change, so it stays (PIN-2)."""
-    pool = held_pool(package)
-    pool.free_pages(pages_of(pool, 1, 2))
-    pool.set_priority(pages_of(pool, 1), 5, expires_at=2.0)
-    pool.set_priority(pages_of(pool, 1, 2), 0, expires_at=3.0)
-    assert free_ids(pool) == [6, 7, 2, 1]
-    pool.set_priority(pages_of(pool, 2), 0)
-    pool.advance_time(3.0)
-    assert free_ids(pool) == [6, 7, 2, 1]
-    pool.check()
-
-
-def test_a_priority_of_a_held_page_ends_by_time_too(package: ModuleType) -> None:
-    pool = held_pool(package)
-    pool.set_priority(pages_of(pool, 1, 2), 3, expires_at=1.0)
-    pool.set_priority(pages_of(pool, 3), 3)
-    pool.advance_time(1.0)
-    pool.free_pages(pages_of(pool, 3, 1))
-    assert free_ids(pool) == [6, 7, 1, 3]
-    pool.check()
-
-
-def test_a_priority_ends_when_the_page_is_handed_out_or_freed_without_a_hash(package: ModuleType) -> None:
-    pool = held_pool(package)
-    pool.set_priority(pages_of(pool, 1, 2, 3), 3)
-    pool.evict_pages([1])
-    assert pool.get_priority(1) == 3
-    pool.free_pages(pages_of(pool, 1, 2, 3))
-    assert free_ids(pool) == [6, 7, 1, 2, 3]
-    assert [pool.get_priority(page_id) for page_id in (1, 2, 3)] == [0, 3, 3]
-    pool.get_new_pages(4)
-    assert [pool.get_priority(page_id) for page_id in (1, 2, 3)] == [0, 0, 3]
-    pool.check()
-
-
-def test_a_free_page_that_loses_its_hash_keeps_its_place(package: ModuleType) -> None:
-    pool = held_pool(package)
-    pool.set_priority(pages_of(pool, 1), 3, expires_at=2.0)
-    pool.set_priority(pages_of(pool, 2), 4)
-    pool.free_pages(pages_of(pool, 1, 2, 3))
-    pool.evict_pages([2, 1])
-    assert (free_ids(pool), pool.get_priority(1)) == ([6, 7, 3, 1, 2], 3)
-    pool.free_pages(pages_of(pool, 4, 5))
-    assert pool.reset_prefix_cache()
-    assert (free_ids(pool), pool.get_priority(2)) == ([6, 7, 3, 4, 5, 1, 2], 4)
-    pool.advance_time(2.0)
-    assert (free_ids(pool), pool.get_priority(1)) == ([6, 7, 3, 4, 5, 1, 2], 0)
-    pool.check()
-
-
-def test_unhashed_pages_go_before_the_others_of_priority_0(package: ModuleType) -> None:
-    """POOL-13: but behind those of a lower priority."""
-    pool = held_pool(package, unhashed_first=True)
-    pool.set_priority(pages_of(pool, 1), -1)
-    pool.set_priority(pages_of(pool, 2), 1)
-    pool.evict_pages([4])
-    pool.free_pages(pages_of(pool, 3, 1, 2))
-    pool.free_pages(pages_of(pool, 5, 4))
-    assert free_ids(pool) == [1, 5, 4, 6, 7, 3, 2]
-    pool.check()
-
-
-def test_priorities_below_0_are_told_apart(package: ModuleType) -> None:
-    pool = held_pool(package)
-    pool.set_priority(pages_of(pool, 1), -1)
-    pool.set_priority(pages_of(pool, 2), -2)
-    pool.set_priority(pages_of(pool, 3), 0, expires_at=1.0)
-    pool.free_pages(pages_of(pool, 3, 1, 2))
-    assert free_ids(pool) == [2, 1, 6, 7, 3]
-    pool.set_priority(pages_of(pool, 3), -1)
-    assert free_ids(pool) == [2, 1, 3, 6, 7]
-    pool.check()
-
-
-def test_a_touched_page_comes_back_with_its_priority(package: ModuleType) -> None:
-    pool = held_pool(package)
-    pool.set_priority(pages_of(pool, 1), -3)
-    pool.free_pages(pages_of(pool, 1, 2))
-    pool.touch([pages_of(pool, 1)])
-    assert free_ids(pool) == [6, 7, 2]
-    pool.free_pages(pages_of(pool, 1))
-    assert free_ids(pool) == [1, 6, 7, 2]
 
 
 @pytest.mark.parametrize("value", [-(2**31), 2**31 - 1, np.int64(5)])
