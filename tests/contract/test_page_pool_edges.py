@@ -1,7 +1,6 @@
 """POOL, R1: what the pools of both packages refuse, and the views and lists of pages that they give out."""
 
 import operator
-import random
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -371,39 +370,3 @@ def test_pool_5_the_list_that_a_call_returned_is_freed_as_it_is(package: ModuleT
     with pytest.raises(ValueError, match=r"pages.*1.*\[POOL-5\]"):
         pool.free_pages(taken)
     pool.check()
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_pool_3_single_pages_where_the_log_ends_and_where_it_has_gaps(seed: int) -> None:
-    """Single pages are taken and put back by calls of their own, which meet each edge of the log."""
-    source = random.Random(seed)
-    right, ours = spec.PagePool(8, True, hash_seed=b"s"), fast.PagePool(8, True, hash_seed=b"s")
-    pools: tuple[Any, Any] = right, ours
-    log: Any = ours.free_order._log
-    log.capacity = 2 * ours.num_pages  # it is packed every few steps
-    held: tuple[list[Any], list[Any]] = [], []
-    met = set()
-    for step in range(300):
-        act = source.choice(["take", "free", "free", "publish", "touch"])
-        if act == "take" and right.get_num_free_pages():
-            met.add("a gap" if log._log_cell[log.head] == 0 else "no gap")
-            for pool, own in zip(pools, held, strict=True):
-                own.append(pool.get_new_pages(1))
-        elif act == "free" and held[0]:
-            met.add("the end" if log.tail == log.capacity else "not the end")
-            place = source.randrange(len(held[0]))
-            for pool, own in zip(pools, held, strict=True):
-                pool.free_pages(own.pop(place))
-        elif act == "publish" and held[0] and held[0][-1][0].page_hash is None:
-            for pool, own in zip(pools, held, strict=True):
-                pool.cache_full_pages(PlainRequest("r", [step]), own[-1], [], 0, 1, 1, 0)
-        elif act == "touch":
-            cached = [page.page_id for page in right.pages if page.page_hash is not None and not page.ref_cnt]
-            if cached:
-                page_id = source.choice(cached)
-                for pool, own in zip(pools, held, strict=True):
-                    pool.touch([[pool.pages[page_id]]])
-                    own.append([pool.pages[page_id]])
-        assert pool_state(ours) == pool_state(right)
-        ours.check()
-    assert met == {"a gap", "no gap", "the end", "not the end"}

@@ -1,14 +1,12 @@
-"""MAN-1, MAN-4: fast's search for the longest hit of several groups, and whom a request that goes names."""
+"""MAN-1: fast's search for the longest hit of several groups."""
 
 import itertools
-from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvproof import fast, spec
+from kvproof import spec
 from kvproof.fast.groups.cache_group import CacheGroup
 from kvproof.fast.groups.group_rules import rule_of
 from kvproof.fast.groups.longest_hit import longest_hit
@@ -16,8 +14,6 @@ from kvproof.fast.index.prefix_index import PrefixIndex
 from kvproof.fast.reading.extra_keys import PLAIN
 
 from ..strategies import group_mixes
-
-FULL: Any = spec.FullAttentionSpec(2, 1, 8, "float32")
 
 
 def _first_key(group: spec.CacheGroupSpec, position: int) -> int:
@@ -77,34 +73,3 @@ def test_man_1_the_hit_is_the_longest_that_every_group_can_serve(
         places = range(length // group.kv_cache_spec.page_size)
         wanted = _needed(group, length) if length else set()
         assert own.tolist() == [pages[place] if place in wanted else 0 for place in places]
-
-
-@pytest.mark.parametrize("window", [None, 1, 4])
-@pytest.mark.parametrize("seed", range(4))
-def test_man_4_whoever_goes_names_all_who_hold_what_it_withdraws(seed: int, window: int | None) -> None:
-    """Those who hit its pages last, those who hit what these published behind them, and nobody else."""
-    rng = np.random.default_rng(seed)
-    kinds: list[Any] = [FULL, *([] if window is None else [spec.SlidingWindowSpec(2, 1, 8, "float32", window)])]
-    groups = [spec.CacheGroupSpec(kind) for kind in kinds]
-    managers = [package.CacheManager(600, groups, 1_000) for package in (spec, fast)]
-    live: list[fast.Request] = []
-    shared = 0
-    for number in range(120):
-        if len(live) < 6 or rng.random() < 0.5:
-            cut = int(rng.integers(2, 30))
-            tokens = [0] * cut + [int(rng.integers(1, 3))] * int(rng.integers(1, 12))
-            live.append(fast.Request(str(number), tokens))
-            for manager in managers:
-                pages, hit = manager.get_computed_pages(live[-1])
-                assert manager.allocate_slots(live[-1], len(tokens) - hit, hit, pages) is not None
-        else:
-            going, written = live.pop(int(rng.integers(len(live)))), int(rng.integers(0, 12))
-            expected, found = (manager.free(going, num_written=written) for manager in managers)
-            assert found == expected
-            shared += len(found)
-            for request in [request for request in live if request.request_id in found]:
-                live.remove(request)
-                for manager in managers:
-                    manager.free(request, num_written=0)
-        managers[1].check()
-    assert shared > 10
