@@ -103,21 +103,33 @@ def test_updates_by_slots_and_by_slices_write_the_same_numbers(kind: str) -> Non
         same(after, update(columns, *rows, where, **options, **more, version="seq_on_lane"))
 
 
+def attended(kind: str) -> tuple[list[Any], dict[str, Any], Array]:
+    """A batch of decoding and prefill together, masks, and queries."""
+    dims = KINDS[kind][1]
+    queries = np.random.default_rng(2).normal(size=(TOKENS, 2 * HEADS, dims[0])).astype(np.float32)
+    masks: dict[str, Any] = {"window": 8, "soft_cap": 20.0, "num_kv_heads": HEADS, "v_head_dim": dims[1]}
+    return batch([1, 6, 1], [9, 13, 4]), masks | KINDS[kind][3], queries
+
+
 @every_kind
 def test_attention_reads_the_same_numbers(kind: str) -> None:
-    """ATT-1, ATT-5: decoding and prefill together, with masks, whether tokens are written by the call or not."""
+    """ATT-1."""
     slots, columns = caches(kind)
-    dims, options = KINDS[kind][1], KINDS[kind][3]
-    queries = np.random.default_rng(2).normal(size=(TOKENS, 2 * HEADS, dims[0])).astype(np.float32)
-    given = batch([1, 6, 1], [9, 13, 4])
-    masks: Any = {"window": 8, "soft_cap": 20.0, "num_kv_heads": HEADS, "v_head_dim": dims[1]}
+    given, options, queries = attended(kind)
     attend: Any = partial(ragged_paged_attention, queries)
-    wanted = attend(slots, *given, **options, **masks)
+    wanted = attend(slots, *given, **options)
     assert np.abs(np.asarray(wanted)).max() > 0.1
-    np.testing.assert_array_equal(attend(columns, *given, **options, **masks, version="seq_on_lane"), wanted)
+    np.testing.assert_array_equal(attend(columns, *given, **options, version="seq_on_lane"), wanted)
+
+
+def test_attention_writes_the_same_numbers_first() -> None:
+    """ATT-5: an update and then attention, of which all kinds are compared alone."""
+    kind = "bfloat16 as bits"
+    slots, columns = caches(kind)
+    given, options, queries = attended(kind)
     write: Any = partial(fused_ragged_paged_attention, queries, *tokens(kind))
-    wanted, slots = write(slots, *given, **options, **masks)
-    out, columns = write(columns, *given, **options, **masks, version="seq_on_lane")
+    wanted, slots = write(slots, *given, **options)
+    out, columns = write(columns, *given, **options, version="seq_on_lane")
     np.testing.assert_array_equal(out, wanted)
     same(slots, columns)
 
@@ -185,8 +197,8 @@ def test_a_layout_that_is_named_wrongly_is_refused(version: Any, error: type[Exc
         kv_cache_update(slots, keys, keys, np.full(TOKENS, -1, np.int32), version=version)
 
 
-@pytest.mark.parametrize("page_size", [8, 33, 128])
-def test_contexts_of_several_blocks_are_read_to_their_ends(page_size: int) -> None:
+@pytest.mark.parametrize(("page_size", "window"), [(8, 150), (33, None), (128, 150)])
+def test_contexts_of_several_blocks_are_read_to_their_ends(page_size: int, window: int | None) -> None:
     """ATT-1: blocks of keys begin and end amid pages, of which they read whole ones."""
     rng = np.random.default_rng(page_size)
     width = -(-300 // page_size)
@@ -200,7 +212,6 @@ def test_contexts_of_several_blocks_are_read_to_their_ends(page_size: int) -> No
         np.array([3], np.int32),
     ]
     queries = rng.normal(size=(6, 4, 128)).astype(np.float32)
-    for window in (None, 150):
-        wanted = ragged_paged_attention(queries, slots, *lengths, window=window)
-        out = ragged_paged_attention(queries, columns, *lengths, window=window, version="seq_on_lane")
-        np.testing.assert_array_equal(out, wanted)
+    wanted = ragged_paged_attention(queries, slots, *lengths, window=window)
+    out = ragged_paged_attention(queries, columns, *lengths, window=window, version="seq_on_lane")
+    np.testing.assert_array_equal(out, wanted)
