@@ -8,8 +8,8 @@ from .draws import Drawing
 from .hash import weak
 from .manager_base import ManagerMachine
 from .manager_steps import ManagerSteps
-from .properties import operation, start, step
-from .worlds import KINDS, STATES, Declared, Group, World, worlds
+from .properties import start, step
+from .worlds import KINDS, STATES, Group, World, worlds
 
 __all__ = ["MIXED", "Chunk", "GroupSteps", "Hybrid", "Latent", "Manager", "State", "Window"]
 
@@ -160,16 +160,7 @@ class GroupSteps(ManagerSteps):
         """An interval is None or a multiple of every page size, 0 among them."""
         size = max(group.page_size for group in self.world.groups)
         interval = data.one_of([-1, *([size + 1, 2 * size - 1] if size > 1 else [])])
-        self.ask_to_keep(interval)
-
-    @operation
-    def ask_to_keep(self, interval: Any) -> None:
-        """Constructs another manager like this one, told which lengths to keep."""
-        self.call(
-            f"{self.made}(..., retention_interval={interval!r})",
-            lambda side: self.new_manager(side, retention_interval=interval).retention_interval,
-            "RET-1",
-        )
+        self.construct_one(enumerate(self.world.groups), retention_interval=interval)
 
     @step("MAN-13", when=lambda self: self.copies_states())
     def take_page_copies(self, data: Drawing) -> None:
@@ -275,9 +266,7 @@ class Hybrid(GroupSteps):
                 [(0, Group("full", 2)), (1, "group")],
             ],
         )
-
-        groups = [Declared(group, number) if isinstance(group, Group) else group for number, group in numbered]
-        self.construct_one(4, groups, 8, True, True)
+        self.construct_one(numbered, enable_caching=True, use_eagle=True)
 
 
 _OF_ONE: tuple[dict[str, Any], ...] = (

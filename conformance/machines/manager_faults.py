@@ -3,6 +3,7 @@
 The machines of level safe make the same calls, but for those that a manager of another design may take.
 """
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
@@ -126,11 +127,17 @@ class ManagerFaults(Admission):
         declares = self.session.backend.offers("CacheGroupSpec")
         return [1, ["group"], *([Declared(Group("full", 1), 0, wrong)] for wrong in NO_NUMBERS if declares)]
 
-    def construct_one(self, *arguments: Any, **options: Any) -> None:
-        """Constructs another manager, with one argument wrong."""
-        names = ("num_pages", "kv_cache_groups", "max_model_len", "enable_caching", "use_eagle")
-        given = dict(zip(names, arguments, strict=False)) | options
-        self.call_badly(self.call_of("CacheManager", None, **given), "R1", "one of its arguments is wrong")
+    def construct_one(self, numbered: Iterable[tuple[int, Any]], **options: Any) -> None:
+        """Constructs another manager, with one argument wrong.
+
+        Args:
+            numbered: its groups, each with the number of its layer.
+            options: the options that it is given.
+        """
+        groups = [Declared(group, number) if isinstance(group, Group) else group for number, group in numbered]
+        numbers = dict(zip(("num_shards",), self.first, strict=False)) | {"num_pages": 4}
+        call = self.call_of(self.made, None, **numbers, kv_cache_groups=groups, max_model_len=8, **options)
+        self.call_badly(call, "R1", "one of its arguments is wrong")
 
     # -- What makes no sense after what came before ---------------------------------------------------------
 

@@ -17,7 +17,7 @@ from .ghost import Content
 from .groups import MIXED, GroupSteps
 from .manager_admission import IDS
 from .manager_blame import Case
-from .properties import operation, start, step
+from .properties import start, step
 from .snapshots import Restoring
 from .worlds import World, worlds
 
@@ -496,13 +496,4 @@ class Amid(Swap):
     def match_badly(self, data: Drawing) -> None:
         """A unit that is no positive int, or that does not divide every page size, is refused."""
         size = max(group.page_size for group in self.world.groups)
-        self.ask_to_match(data.one_of([0, -1, size + 1, 2 * size]))
-
-    @operation
-    def ask_to_match(self, unit: Any) -> None:
-        """Constructs another manager like this one, with another unit."""
-        self.call(
-            f"{self.made}(..., match_unit={unit!r})",
-            lambda side: self.new_manager(side, match_unit=unit).match_unit,
-            "MAN-17",
-        )
+        self.construct_one(enumerate(self.world.groups), match_unit=data.one_of([0, -1, size + 1, 2 * size]))
