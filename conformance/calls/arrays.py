@@ -4,7 +4,7 @@ Their machines draw whole batches of arrays and judge them by tolerances: a row 
 it is about, and its values are not drawn by kinds yet.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .array_arguments import ATTENDED, LATENT, OPTIONS, WRITTEN, viewed
@@ -13,9 +13,18 @@ from .kinds import NEGATIVE, NONE, PLAIN, number, wrong
 from .method import Kind, Method, Table
 from .values import BAD_TIMES, NO_INTS
 
-__all__ = ["ATTENTION", "CACHE", "SCHEDULER", "VIEW"]
+__all__ = ["ATTENTION", "CACHE", "DTYPES", "HEAD_SIZES", "SCHEDULER", "SIZES", "VIEW"]
 
 _ARRAY, _DOCUMENT = Kind("array"), Kind("document")
+
+_NO_SIZES = (0, *NEGATIVE)
+HEAD_SIZES = (64, 128, 96, 32, 80, 1, 256)
+DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8")
+
+
+def _among(values: Sequence[Any], faults: Sequence[Any]) -> Kind:
+    """One of some values, or one of some that are wrong."""
+    return Kind(good=lambda source, _: source.one_of(values), fault=lambda source, *_: source.one_of(faults))
 
 
 def _row(name: str, arguments: str, clause: str, result: Kind = _ARRAY, **more: Any) -> Method:
@@ -113,15 +122,6 @@ ATTENTION = Table(
         _attends("ragged_paged_attention", ATTENDED, "ATT-1"),
         _attends("fused_ragged_paged_attention", WRITTEN, "ATT-5"),
         _attends("mla_paged_attention", LATENT, "ATT-1", "causal window soft_cap kv_dtype validate", scale=0.25),
-        Method(
-            "size_pool",
-            {"budget_bytes": number(0, 9, NEGATIVE), "group_page_bytes": wrong([], [0], [-1], [1.0], None)},
-            PLAIN,
-            "CACHE-1",
-            draw=lambda source, _: {"budget_bytes": source.integer(0, 9), "group_page_bytes": [1]},
-            spoils=1,
-            logged=False,
-        ),
         _row("export_prefix", "manager request caches model", "SWAP-2", _DOCUMENT),
         _row("import_prefix", "manager request caches model exported", "SWAP-2"),
         Method(
@@ -148,10 +148,60 @@ ATTENTION = Table(
         "get_kv_cache_coordinator": "the seeds' name for a part of the manager",
         "per_device_hbm_budget_bytes": "asks the devices",
         "sha256": "a hash function that is handed over",
-    }
-    | dict.fromkeys(("align_to_multiple", "previous_power_of_2", "get_dtype_packing"), "arithmetic, held by doctests")
-    | dict.fromkeys(("get_num_slices_per_kv_cache_update_page", "get_page_size_bytes"), "arithmetic of sizes"),
+    },
 )
+
+_DTYPE = _among(DTYPES, ("f64", 1, None))
+
+
+def _formula(name: str, **arguments: Kind) -> Method:
+    """A function of numbers."""
+    return Method(
+        *(name, arguments, Kind(plain=lambda number, _: int(number)), "CACHE-1"),
+        optional=True,
+        weight=1,
+        spoils=1,
+        logged=False,
+    )
+
+
+SIZES = Table(
+    "sizes",
+    "",
+    (
+        Method(
+            "size_pool",
+            {
+                "budget_bytes": number(0, 50_000),
+                "group_page_bytes": Kind(
+                    good=lambda source, _: source.several(range(1, 5001), 3, 1),
+                    fault=lambda source, *_: source.one_of([[], [0], [-1], [1.0], None]),
+                ),
+            },
+            Kind(plain=lambda size, _: (size.num_pages, size.page_bytes, size.unused_bytes, tuple(size.group_waste))),
+            "CACHE-1",
+            optional=True,
+            weight=2,
+            spoils=1,
+            logged=False,
+        ),
+        _formula("align_to_multiple", value=number(0, 300, NO_INTS), multiple=_among((128, 1, 2), _NO_SIZES)),
+        _formula("previous_power_of_2", n=number(0, 300)),
+        _formula("get_dtype_packing", dtype=_DTYPE),
+        _formula(
+            "get_num_slices_per_kv_cache_update_page",
+            page_size_bytes=_among((1, 2**20, 2**18 + 1, 2**30), _NO_SIZES),
+        ),
+        _formula(
+            "get_page_size_bytes",
+            page_size=_among((16, 1), _NO_SIZES),
+            num_kv_heads=number(1, 9, _NO_SIZES),
+            head_size=_among(HEAD_SIZES, _NO_SIZES),
+            kv_cache_dtype=_DTYPE,
+        ),
+    ),
+)
+"""How many bytes a cache takes, and how many pages a budget holds."""
 
 SCHEDULER = Table(
     "engine",

@@ -1,6 +1,6 @@
 """Every table of the interface, in the order in which reports show them; and the one of requests, no backend's."""
 
-from .arrays import ATTENTION, CACHE, SCHEDULER, VIEW
+from .arrays import ATTENTION, CACHE, SCHEDULER, SIZES, VIEW
 from .cache import CACHES
 from .hash import HASHING
 from .kinds import NONE, PLAIN
@@ -35,6 +35,6 @@ REQUEST = Table(
 
 INTERFACES: tuple[Table, ...] = (
     *(QUEUE, PAGE, POOL, TABLE, TABLES, MANAGER, SHARDS, PAGE_LISTS),
-    *(CACHE, VIEW, ATTENTION, CACHES, HASHING, SCHEDULER),
+    *(CACHE, VIEW, ATTENTION, SIZES, CACHES, HASHING, SCHEDULER),
 )
 """The tables; `tests/conformance/test_calls.py` holds them against the names of the specification."""

@@ -6,18 +6,15 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ..backends.levels import LEVELS
-from ..calls.arrays import ATTENTION
-from ..calls.method import Method, Table
-from .base import Nothing, Side
+from ..calls.arrays import DTYPES, HEAD_SIZES, SIZES
+from ..calls.method import Table
+from .base import Side
 from .calling import Calling, Calls
 from .draws import Drawing
 from .layouts import Layout, takes_version
 from .properties import start, step
 
 __all__ = ["Sizing"]
-
-_DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8")
-_SIZES = (64, 128, 96, 32, 80, 1, 256)
 
 _SHOWN = (
     *("num_pages", "max_num_pages_per_req", "num_slices_per_kv_cache_update_page", "num_head_shards"),
@@ -44,24 +41,19 @@ class Sizing(Calling):
     capability = "caches"
     needs = ("RaggedPagesCacheMetaData", "AxisRules")
     examples, num_steps = 20, 10
-    tables: ClassVar[tuple[Table, ...]] = (ATTENTION,)
-
-    @classmethod
-    def rows(cls) -> list[Method]:
-        """See `Calling.rows`: how many pages a budget holds."""
-        return [ATTENTION["size_pool"]]
+    tables: ClassVar[tuple[Table, ...]] = (SIZES,)
 
     @start()
     def construct(self) -> None:
         """Nothing but the layouts that the backend has."""
         self.versions = [name for name in ("v3", "v2", "seq_on_lane") if takes_version(self.backend.names, name)]
 
-    @step("CACHE-1", weight=4)
+    @step("CACHE-1", weight=6)
     def create(self, data: Drawing) -> None:
         """As many pages as the budget of a device holds, padding, scales and all layers counted, and no more."""
-        dtype, version = data.one_of(_DTYPES), data.one_of(self.versions)
-        keys = data.one_of(_SIZES)
-        values = data.one_of([keys, keys, data.one_of(_SIZES)])
+        dtype, version = data.one_of(DTYPES), data.one_of(self.versions)
+        keys = data.one_of(HEAD_SIZES)
+        values = data.one_of([keys, keys, data.one_of(HEAD_SIZES)])
         heads, layers, size = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 3)), data.one_of([16, 1, 33])
         shards = data.one_of([1, 1, data.one_of([n for n in (1, 2, 3) if heads % n == 0])])
         scaled = dtype == "int8" or (np.dtype(dtype).itemsize == 1 and data.one_of([False, True]))
@@ -92,45 +84,10 @@ class Sizing(Calling):
             if not (count * page_bytes <= budget and ((count + 1) * page_bytes > budget or count >= most)):
                 self.differ("CACHE-1", f"{budget // page_bytes} pages of {page_bytes} bytes", f"{count} pages")
 
-    @step("CACHE-1")
-    def share_a_pool(self, data: Drawing) -> None:
-        """Groups whose pages are of different sizes share a pool: what each of them wastes is told."""
-        if not self.backend.names.offers("size_pool"):
-            self.session.lacks.add("size_pool")
-            return
-        groups = data.draw(st.lists(st.integers(1, 5000), min_size=1, max_size=3))
-        budget = data.draw(st.integers(0, 50000))
-        self.call(
-            f"size_pool({budget}, {groups})",
-            lambda side: side.names.get("size_pool")(budget, groups),
-            "CACHE-1",
-            lambda size, _: (size.num_pages, size.page_bytes, size.unused_bytes, tuple(size.group_waste)),
-        )
-
-    @step("CACHE-1", when=lambda self: self.backend.names.offers("size_pool"))
+    @step("CACHE-1", when=lambda self: self.spoilable())
     def misuse(self, source: Drawing) -> Calls:
-        """A budget that is none, or sizes of pages that are none."""
-        yield self.spoilt(ATTENTION["size_pool"], source)
-
-    @step("CACHE-1")
-    def count(self, data: Drawing) -> None:
-        """The small formulas: alignment, packing, bytes of a page, slices of an update."""
-        numbers: list[tuple[str, tuple[Any, ...]]] = [
-            ("align_to_multiple", (data.draw(st.integers(0, 300)), data.one_of([128, 1, 2, 0, -1]))),
-            ("previous_power_of_2", (data.draw(st.integers(-1, 300)),)),
-            ("get_dtype_packing", (data.one_of(_DTYPES),)),
-            ("get_num_slices_per_kv_cache_update_page", (data.one_of([1, 2**20, 2**18 + 1, 2**30, 0]),)),
-            (
-                "get_page_size_bytes",
-                (data.one_of([16, 1, 0]), data.draw(st.integers(1, 9)), data.one_of(_SIZES), data.one_of(_DTYPES)),
-            ),
-        ]
-        offered = [call for call in numbers if self.backend.names.offers(call[0])]
-        if not offered:
-            self.session.lacks.add("get_page_size_bytes")
-            raise Nothing
-        name, arguments = data.one_of(offered)
-        self.call(f"{name}{arguments}", lambda side: side.names.get(name)(*arguments), "CACHE-1", lambda n, _: int(n))
+        """Sizes, budgets and types that are none."""
+        yield from self.each_spoilt(source.one_of(self.spoilable()), source)
 
     @step("CACHE-1", "CACHE-4")
     def describe(self, data: Drawing) -> None:
@@ -139,8 +96,8 @@ class Sizing(Calling):
             "num_hidden_layers": data.draw(st.integers(1, 3)),
             "max_model_length": data.draw(st.integers(1, 5000)),
             "num_kv_heads": 2 * data.draw(st.integers(1, 4)),
-            "k_headdim": data.one_of(_SIZES),
-            "v_headdim": data.one_of(_SIZES),
+            "k_headdim": data.one_of(HEAD_SIZES),
+            "v_headdim": data.one_of(HEAD_SIZES),
             "page_size": data.one_of([16, 1, 128]),
             "num_pages": data.draw(st.integers(2, 100)),
             "version": data.one_of(self.versions),
