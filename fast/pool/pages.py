@@ -102,7 +102,7 @@ class PageList(Sequence[CachePage]):
         if isinstance(pages, PageList):
             self.pool, self.held = pages.pool, pages.held
             return
-        given = tuple(pages)
+        given = tuple(listed("pages", pages))
         for page in given:
             if not isinstance(page, CachePage):
                 raise refusal(TypeError, "R1", f"pages has {shown(page)}, which is no CachePage")

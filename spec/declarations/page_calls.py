@@ -239,7 +239,11 @@ class PagesByGroup(Generic[List]):
     _list_of: ClassVar[type[Any]]
 
     def __init__(self, pages: Iterable[Iterable[Any]]) -> None:
-        self.pages: tuple[List, ...] = tuple(map(self._list_of, pages))
+        try:
+            groups = iter(pages)
+        except TypeError:
+            raise refusal(TypeError, "R1", f"pages={pages!r} must be an iterable of lists of pages") from None
+        self.pages: tuple[List, ...] = tuple(map(self._list_of, groups))
 
     def __add__(self, other: Self) -> Self:
         """The pages of both, group by group; refused unless both have the same number of groups (R1)."""

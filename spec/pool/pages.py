@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, overload
 
 from ..declarations.page_calls import Page, PageOwner, PooledPage
-from ..reading.arguments import refusal, shown
+from ..reading.arguments import listed, refusal, shown
 
 __all__ = ["CachePage", "PageList", "PageView"]
 
@@ -62,7 +62,7 @@ class PageList(Sequence[CachePage]):
     __slots__ = ("_pages",)
 
     def __init__(self, pages: Iterable[CachePage] = ()) -> None:
-        self._pages = tuple(pages)
+        self._pages = tuple(listed("pages", pages))
         for page in self._pages:
             if not isinstance(page, CachePage):
                 raise refusal(TypeError, "R1", f"pages has {shown(page)}, which is no CachePage")

@@ -410,6 +410,12 @@ def test_pages_of_several_groups_add_group_by_group(
     assert mine + mine.new_empty() == mine.new_empty() + mine == mine
 
 
+@pytest.mark.parametrize("pages", [None, 3, "ab", [None], [3], [["x"]], {1: 2}])
+def test_r1_what_is_no_list_of_pages_for_each_group_is_refused_by_name(package: ModuleType, pages: Any) -> None:
+    with pytest.raises(TypeError, match=r"^pages.*\[R1\]"):
+        package.CachePages(pages)
+
+
 def test_r1_pages_of_unlike_groups_do_not_add(package: ModuleType) -> None:
     """A real system dropped the groups that only one side had."""
     with pytest.raises(ValueError, match=r"other has 2 groups.*have 1 \[R1\]"):
