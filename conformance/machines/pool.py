@@ -104,15 +104,18 @@ class PoolMachine(Calling):
         for side in (self.spec, self.backend):
             side.find_key = lambda key, side=side: self._own_key(side, key)
         self.check("POOL-3", "pages of a fresh pool", list(range(num_pages)), lambda: sorted(self.backend.pages))
-        lacks = frozenset(filter(self.lacks, ("queue", "keys")))
         self.order = order_clause(options)
-        fields = pool_fields(self.seeded, weak=False, lacks=lacks, order=self.order)
+        self.watch(*self.state_fields(options))
+
+    def state_fields(self, options: Mapping[str, Any]) -> list[Field]:
+        """What pools made with some options show."""
+        lacks = frozenset(filter(self.lacks, ("queue", "keys")))
         counted = "counter_sampling" in options and not self.lacks("counters") and self.offers("pool", "counters")
-        self.watch(
-            *fields,
+        return [
+            *pool_fields(self.seeded, weak=False, lacks=lacks, order=self.order),
             *(pin_fields() if "max_pinned_pages" in options else ()),
             *((Field.of("counters of the pool", aside=True),) if counted else ()),
-        )
+        ]
 
     def target_of(self, table: Table, source: Drawing) -> Ref:
         """See `Calling.target_of`."""
@@ -229,12 +232,13 @@ class PoolMachine(Calling):
             self._learn_keys(call.arguments)
 
     def _learn_keys(self, given: Mapping[str, Any]) -> None:
-        """Notes the keys that a call gave to pages."""
+        """Notes the keys that a call gave to pages; a view that shows none tells none."""
         for page_id in self.cached():
             found = self.spec.pages[page_id].page_hash.page_hash
-            self.spec.keys.setdefault(found, found)
-            own = self.backend.pages[page_id].page_hash
-            self.backend.keys.setdefault(found, getattr(own, "page_hash", own))
+            own = getattr(self.backend.pages[page_id], "page_hash", None)
+            if own is not None:
+                self.spec.keys.setdefault(found, found)
+                self.backend.keys.setdefault(found, getattr(own, "page_hash", own))
         for place in range(given["num_cached_pages"], given["num_full_pages"]):
             key = Key(given["request"], given["page_size"], place)
             found = self._spec_key(key)

@@ -20,6 +20,9 @@ __all__ = ["EnoughError", "Session", "TracedStep"]
 
 T = TypeVar("T")
 
+_NOTICED = {"POOL-3": "POOL-2", "MAN-5": "MAN-2"}
+"""What level sound charges where taking pages, or giving back those of a live request, fails: whoever calls notices."""
+
 _SAMPLED = 8
 """The number of examples of which one is made again where nothing deviates, to see whether it ends alike."""
 
@@ -117,6 +120,10 @@ class Session:
     def refuses(self, clause: str) -> bool:
         """Whether a call is made that a clause refuses: not if nothing of what comes of it is looked at."""
         return self.gives_bad_input and clause not in self.known and not self.clauses.isdisjoint({clause, "R1"})
+
+    def noticed(self, clause: str) -> str:
+        """What a call without a mistake that fails is charged to: at level sound to a clause that is looked at."""
+        return clause if self.gives_bad_input else _NOTICED.get(clause, clause)
 
     @property
     def shortest(self) -> Deviation | None:

@@ -13,9 +13,6 @@ __all__ = ["Alone"]
 
 Act = Callable[[Side], Any]
 
-_NOTICED = {"POOL-3": "POOL-2", "MAN-5": "MAN-2"}
-"""What level sound charges where taking pages, or giving back those of a live request, fails: whoever calls notices."""
-
 
 def _as_it_is(value: Any) -> Any:
     return value
@@ -38,10 +35,6 @@ class Alone(Machine):
         self.known: dict[str, object] = {}
 
     # -- Calls --------------------------------------------------------------------------------------
-
-    def noticed(self, clause: str) -> str:
-        """What a call without a mistake that fails is charged to: at level sound to a clause that is looked at."""
-        return clause if self.session.gives_bad_input else _NOTICED.get(clause, clause)
 
     def try_out(self, line: str, clause: str, act: Act, read: Callable[[Any], Any] = _as_it_is) -> Outcome:
         """Makes a call that may be answered or refused.

@@ -489,7 +489,7 @@ class ManagerCalls(PartHits):
         was_live, case.live = case.live, False
         answer = self.ask(
             f"manager.free({name}{told})",
-            self.noticed(clause) if was_live else clause,
+            self.session.noticed(clause) if was_live else clause,
             lambda side: side.manager.free(case.request, *(() if written is None else (written,))),
             lambda held: [] if held is None and written is None else sorted(map(str, held)),
         )

@@ -11,8 +11,10 @@ __all__ = [
     "free_in_queue",
     "ids_of",
     "known_views",
+    "null_page",
     "num_free",
     "resident",
+    "usage",
     "with_count",
     "with_hash",
 ]
@@ -41,6 +43,16 @@ def known_views(pool: Any, queue: bool) -> dict[int, Any]:
 def num_free(pool: Any) -> int | None:
     """How many pages a pool says are free."""
     return int(pool.get_num_free_pages()) if hasattr(pool, "get_num_free_pages") else None
+
+
+def usage(pool: Any) -> float | None:
+    """The part of a pool's pages that is in use."""
+    return round(float(pool.get_usage()), 9) if hasattr(pool, "get_usage") else None
+
+
+def null_page(pool: Any) -> int | None:
+    """The id of a pool's null page."""
+    return int(pool.null_page.page_id) if hasattr(pool, "null_page") else None
 
 
 def free_in_queue(pool: Any) -> list[int] | None:
