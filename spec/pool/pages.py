@@ -62,7 +62,7 @@ class PageList(Sequence[CachePage]):
     __slots__ = ("_pages",)
 
     def __init__(self, pages: Iterable[CachePage] = ()) -> None:
-        self._pages = tuple(listed("pages", pages))
+        self._pages: tuple[CachePage, ...] = tuple(listed("pages", pages))
         for page in self._pages:
             if not isinstance(page, CachePage):
                 raise refusal(TypeError, "R1", f"pages has {shown(page)}, which is no CachePage")
