@@ -5,10 +5,7 @@ import re
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvproof import spec
 from kvproof.spec.clauses import clause_of_message
@@ -22,21 +19,6 @@ def _mesh(**devices: int) -> Any:
 
 
 # -- Sizing ---------------------------------------------------------------------------------------
-
-
-@given(budget=st.integers(0, 10**6), sizes=st.lists(st.integers(1, 10**5), min_size=1, max_size=4))
-def test_cache_1_groups_that_share_a_pool_report_their_waste(
-    package: ModuleType, budget: int, sizes: list[int]
-) -> None:
-    if budget < 2 * max(sizes):
-        with pytest.raises(ValueError, match=rf"budget_bytes={budget} .*\[CACHE-1\]"):
-            package.size_pool(budget, sizes)
-        return
-    pool = package.size_pool(budget, sizes)
-    assert pool.num_pages * pool.page_bytes + pool.unused_bytes == budget
-    assert 0 <= pool.unused_bytes < pool.page_bytes
-    assert [size + waste for size, waste in zip(sizes, pool.group_waste, strict=True)] == [pool.page_bytes] * len(sizes)
-    assert min(pool.group_waste) == 0
 
 
 def test_cache_1_slots_stay_below_what_an_int32_numbers(package: ModuleType) -> None:
@@ -176,62 +158,6 @@ def test_r1_fields_are_checked_wherever_they_come_from(package: ModuleType) -> N
 # -- Steps ----------------------------------------------------------------------------------------
 
 
-@st.composite
-def steps(draw: st.DrawFn) -> tuple[int, list[list[int]], list[int], list[int]]:
-    page_size = draw(st.integers(1, 4))
-    rows = draw(st.lists(st.lists(st.integers(0, 99), max_size=3, unique=True), max_size=3))
-    scheduled = [draw(st.integers(0, len(row) * page_size)) for row in rows]
-    computed = [draw(st.integers(0, len(row) * page_size - new)) for row, new in zip(rows, scheduled, strict=True)]
-    return page_size, rows, computed, scheduled
-
-
-def _table_of(package: ModuleType, rows: list[list[int]]) -> Any:
-    """A page table with these rows."""
-    table = package.PageTable(4, 3, 64)
-    for place, row in enumerate(rows):
-        table.add_row(row, place)
-    return table
-
-
-@given(step=steps(), slices=st.booleans())
-def test_tab_7_the_metadata_of_a_step(
-    package: ModuleType, step: tuple[int, list[list[int]], list[int], list[int]], slices: bool
-) -> None:
-    page_size, rows, computed, scheduled = step
-    table = _table_of(package, rows)
-    builder = package.MetadataBuilder(page_size, 4, 3, 48, "v2", [2, 7, 48], slices)
-    made = builder.build(table, computed, scheduled)
-    tokens = sum(scheduled)
-    size = next(size for size in (2, 7, 48) if size >= tokens)
-    assert np.array_equal(made.pages_tables[: len(rows)], table.page_table_cpu[: len(rows)])
-    assert made.context_lens.tolist() == [*np.add(computed, scheduled).astype(int), *[0] * (4 - len(rows))]
-    assert made.query_start_loc.tolist()[: len(rows) + 1] == [0, *np.cumsum(scheduled).astype(int)]
-    assert made.query_start_loc.tolist()[len(rows) :] == [tokens] * (5 - len(rows))
-    assert made.num_seqs.tolist() == [len(rows)]
-    places = [(row, computed[row] + new) for row in range(len(rows)) for new in range(scheduled[row])]
-    slots = [rows[row][position // page_size] * page_size + position % page_size for row, position in places]
-    assert made.position_ids is not None
-    assert made.position_ids.tolist() == [*(position for _, position in places), *[0] * (size - tokens)]
-    singles = next((place for place, new in enumerate(scheduled) if new != 1), len(rows))
-    assert made.request_distribution is not None
-    assert made.request_distribution.tolist() == [singles, singles, len(rows)]
-    assert (made.version, made.page_size) == ("v2", page_size)
-    assert made.slot_mapping is not None
-    if slices:
-        wanted = table.update_slices(list(range(len(rows))), computed, scheduled, page_size)
-        assert made.num_kv_update_slices is not None
-        count = int(made.num_kv_update_slices[0])
-        assert np.array_equal(made.slot_mapping[:, :count], wanted[:, :count])
-        assert (made.slot_mapping[:, count:] == -1).all()
-        assert (wanted[:, count:] == -1).all()
-        assert made.slot_mapping.shape[1] == min(8 + size // page_size, size)
-    else:
-        assert made.num_kv_update_slices is None
-        assert made.slot_mapping.tolist() == [*slots, *[-1] * (size - tokens)]
-    arrays = [value for value in vars(made).values() if hasattr(value, "dtype")]
-    assert {array.dtype for array in arrays} == {np.dtype(np.int32)}
-
-
 @pytest.mark.parametrize(
     ("most", "sizes"),
     [
@@ -315,25 +241,6 @@ def test_cache_5_stacked_metadata_is_taken_apart_again(package: ModuleType) -> N
 
 
 # -- JSON -----------------------------------------------------------------------------------------
-
-
-@given(step=steps(), slices=st.booleans())
-def test_sec_3_metadata_come_back_from_json(
-    package: ModuleType, step: tuple[int, list[list[int]], list[int], list[int]], slices: bool
-) -> None:
-    page_size, rows, computed, scheduled = step
-    table = _table_of(package, rows)
-    made = package.MetadataBuilder(page_size, 4, 3, 48, slices=slices).build(table, computed, scheduled)
-    again = package.RaggedPagesMetadata.from_json(made.to_json(indent=1))
-    assert again.to_dict() == made.to_dict()
-    for name, value in vars(made).items():
-        own = getattr(again, name)
-        assert np.array_equal(own, value) if hasattr(value, "dtype") else own == value
-    metadata = package.RaggedPagesCacheMetaData(
-        1, 8, 2, 8, 8, page_size=page_size, _kvdtype_str="float8_e5m2", slot_scales=True
-    )
-    assert package.RaggedPagesCacheMetaData.from_json(metadata.to_json()) == metadata
-    assert json.loads(metadata.to_json())["format"] == 1
 
 
 def _damaged(document: dict[str, Any], path: list[str], value: Any) -> dict[str, Any]:

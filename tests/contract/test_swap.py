@@ -1,4 +1,7 @@
-"""SWAP-1: what plans say, when pages are held and published, and that a request that was away goes on as ever."""
+"""SWAP-1: what plans say, what is refused, and what snapshots and logs know of requests that are away.
+
+When pages are held and published, and what a request that was away has, the machine `swap` draws.
+"""
 
 from pathlib import Path
 from types import ModuleType
@@ -99,75 +102,6 @@ def test_none_changes_nothing(package: ModuleType) -> None:
     manager.check()
 
 
-def test_pages_are_held_until_the_fence_and_then_free_tail_first(package: ModuleType) -> None:
-    manager = manager_of(package, num_pages=4)
-    plan = manager.swap_out(running(manager))
-    assert manager.page_pool.get_num_free_pages() == 0
-    assert manager.allocate_slots(Request("b", [1]), 1) is None
-    manager.swap_done(plan.swap_id)
-    assert [page.page_id for page in manager.page_pool.free_page_queue.get_all_free_pages()] == [3, 2, 1]
-
-
-@pytest.mark.parametrize("stage", ["going", "out", "coming"])
-def test_an_abort_frees_both_sides_at_the_fence_at_the_latest(package: ModuleType, stage: str) -> None:
-    manager = manager_of(package)
-    request = running(manager)
-    plan = manager.swap_out(request)
-    if stage != "going":
-        manager.swap_done(plan.swap_id)
-    if stage == "coming":
-        manager.evict_pages(range(1, 20))
-        plan = manager.swap_in(request)
-    assert manager.free(request) == []
-    manager.check()
-    assert manager.get_host_page_ids("a") == ([],)
-    assert manager.num_free_host_pages == (12 if stage == "out" else 9)
-    other = running(manager, "a", 5)  # the id is free again, whatever is under way
-    manager.check()
-    if stage != "out":
-        manager.swap_done(plan.swap_id)
-    manager.free(other)
-    assert (manager.usage, manager.num_free_host_pages) == (0.0, 12)
-    assert manager.counters.preemptions == 0  # another request than the one that was freed
-    manager.check()
-
-
-def test_what_comes_back_is_published_at_the_fence(package: ModuleType) -> None:
-    """A look-up before would promise what no step writes (MAN-4, ATT-5)."""
-    manager = manager_of(package, enable_events=True)
-    follower = package.CacheFollower()
-    request = running(manager)
-    away(manager, request)
-    manager.evict_pages(range(1, 20))
-    plan = manager.swap_in(request)
-    assert manager.get_computed_pages(Request("b", list(range(10))))[1] == 0
-    manager.swap_done(plan.swap_id)
-    assert manager.get_computed_pages(Request("b", list(range(10))))[1] == 8
-    follower.apply(manager.take_events())
-    assert len(follower.cached_page_hash_to_page) == len(manager.page_pool.cached_page_hash_to_page) == 2
-
-
-@pytest.mark.parametrize("groups", ["full:4", "window:4:6", "chunk:4:8", "mamba:4:align", "mamba:4:none", MIXED])
-def test_a_request_that_was_away_goes_on_as_ever(package: ModuleType, groups: str) -> None:
-    """Beside a manager on which nothing happened: as many pages, nulls at the same places, the same hits."""
-    for length in (7, 8, 12):
-        here, there = manager_of(package, groups, 40), manager_of(package, groups, 40)
-        stays, goes = running(here, length=length), running(there, length=length)
-        away(there, goes)
-        there.swap_done(there.swap_in(goes).swap_id)
-        there.check()
-        for step in range(10):
-            for manager, request in ((here, stays), (there, goes)):
-                request.append(step)
-                assert manager.allocate_slots(request, 1) is not None
-                request.num_computed_tokens += 1
-                manager.check()
-            nulls = [[page == 0 for page in pages] for pages in here.get_page_ids("a")]
-            assert [[page == 0 for page in pages] for pages in there.get_page_ids("a")] == nulls
-        again = [Request("b", stays.all_token_ids.copy()) for _ in range(2)]
-        assert here.get_computed_pages(again[0])[1] == there.get_computed_pages(again[1])[1]
-
-
 def test_nothing_is_forgotten_and_no_snapshot_taken_while_a_request_is_away(package: ModuleType) -> None:
     """POOL-9, MAN-14."""
     manager = manager_of(package)
@@ -211,17 +145,6 @@ def test_what_came_back_is_restored_whatever_the_page_sizes(
     assert [other.allocate_slots(request, more) is None for other in managers] == [False] * 3
     first, *others = (other.snapshot() for other in managers)
     assert others == [first] * 2
-
-
-def test_who_is_on_the_way_with_a_withdrawn_page_is_told(package: ModuleType) -> None:
-    """MAN-4."""
-    manager = manager_of(package)
-    first = running(manager, "a")
-    second = running(manager, "b")
-    plan = manager.swap_out(second)
-    assert manager.free(first, 0) == ["b"]
-    manager.swap_done(plan.swap_id)
-    manager.check()
 
 
 def test_what_is_refused_changes_nothing(package: ModuleType) -> None:
@@ -280,33 +203,6 @@ def test_swaps_are_recorded_and_replayed(package: ModuleType, tmp_path: Path) ->
         manager.free(request)
     replayed = replay_log(tmp_path / "log")
     assert replayed.wrong is None
-
-
-def test_pages_from_elsewhere_are_hit_behind_the_fence(package: ModuleType) -> None:
-    """SWAP-2: those that a hit needs, but for what is cached; the id is taken until then, and free gives them up."""
-    manager = manager_of(package, MIXED)
-    away(manager, running(manager, "a", 5))  # the first page of full attention and of the window stay cached
-    request = Request("b", list(range(13)))
-    plan = manager.receive_pages(request, 12)
-    assert [(copy.group_id, copy.host_page, copy.num_slots) for copy in plan.copies] == [
-        *((0, 1, 4), (0, 2, 4)),  # three places of full attention, the first of them a hit
-        *((1, 3, 4), (1, 4, 4)),  # two of the window
-        (2, 5, 4),
-    ]
-    assert manager.get_computed_pages(request)[1] == 0
-    with pytest.raises(ValueError, match=r"\[SWAP-1\]$"):
-        manager.allocate_slots(request, 13)
-    manager.check()
-    manager.swap_done(plan.swap_id)
-    assert manager.get_computed_pages(request)[1] == 12
-    assert manager.usage == 0.0
-    manager.evict_pages(range(20))
-    plan = manager.receive_pages(request, 12)
-    manager.free(request)
-    manager.swap_done(plan.swap_id)
-    assert (manager.usage, manager.get_computed_pages(request)[1]) == (0.0, 0)
-    assert manager.num_free_host_pages == 12 - 5  # what went of the request "a" is still there
-    manager.check()
 
 
 def test_what_can_not_be_received(package: ModuleType) -> None:
