@@ -49,12 +49,12 @@ class Split(NamedTuple):
 
 
 SPLITS = [
-    Split(1, 2, "f32"),
     Split(1, 4, "int8"),  # a device has one head: half of its rows are padding
-    Split(2, 1, "f32"),
     Split(2, 2, "int8", "seq_on_lane"),
     Split(2, 2, "f32", kind=AxisType.Explicit),
 ]
+"""Two pools of float32 on a mesh of two by two the machine `sharded` draws."""
+
 NAMES = ("key_pages", "value_pages")
 
 
@@ -101,7 +101,7 @@ def test_split_over_a_mesh_all_is_as_on_one_device(split: Split) -> None:
     )
 
 
-@pytest.mark.parametrize("split", [SPLITS[1], SPLITS[3]], ids=str)
+@pytest.mark.parametrize("split", SPLITS[:2], ids=str)
 def test_documents_of_split_caches_are_the_specifications(split: Split) -> None:
     """SEC-3, CACHE-5: the parts stand behind each other; they are read onto a mesh that splits them so."""
     rng = np.random.default_rng(2)

@@ -102,5 +102,7 @@ def test_a_page_costs_the_same_however_many_are_like_it(ready: Ready, many: int)
             gc.enable()
 
     of_few = min(per_page(FEW) for _ in range(3))
-    of_many = min(per_page(many) for _ in range(3))
-    assert of_many < 4 * of_few, f"{of_few:.0f} ns a page of {FEW}, {of_many:.0f} ns of {many}"
+    of_many: list[float] = []
+    while len(of_many) < 3 and not (of_many and of_many[-1] < 4 * of_few):  # again where something else was in the way
+        of_many.append(per_page(many))
+    assert min(of_many) < 4 * of_few, f"{of_few:.0f} ns a page of {FEW}, {min(of_many):.0f} ns of {many}"
