@@ -83,11 +83,6 @@ def test_a_refusal_of_another_kind_counts_where_r1_is_not_looked_at() -> None:
     assert lenient.tried["POOL-4"], "the example goes on"
 
 
-def test_at_level_safe_any_exception_is_a_refusal() -> None:
-    broken = backend("asserts", PagePool=Asserts)
-    assert not run_machine(MACHINES["pool"], broken, 3, examples=12, level="safe").deviations
-
-
 def test_machines_have_levels() -> None:
     named = {level: {machine.name for machine in machines_for(CLAUSES, level=level)} for level in LEVELS}
     assert {"pool", "manager", "queue"} <= named["exact"] - named["safe"]

@@ -54,25 +54,6 @@ def test_a_fault_is_charged_to_its_clause(machine: str, broken: Backend, clause:
     assert clause in clauses
 
 
-@pytest.mark.parametrize(
-    ("name", "calls"),
-    [
-        ("FreesBackwards", 3),
-        ("CountsNullInUse", 1),
-        ("NeverUnhashedFirst", 3),
-        ("SwapsPagesOnly", 2),
-        ("Changeable", 1),
-    ],
-)
-def test_the_sequence_of_calls_is_short(name: str, calls: int) -> None:
-    machine, broken, clause = next(entry for entry in BROKEN if entry[1].name == name)
-    found = run_machine(MACHINES[machine], broken, seed=3, clauses=[clause], shrink_seconds=30.0)
-    shortest = found.deviations[0]
-    assert shortest.clause == clause
-    assert len(shortest.calls) <= calls + 1
-    assert shortest.calls[0].startswith(("pool = PagePool(", "table = PageTable("))
-
-
 def test_what_a_deviation_shows() -> None:
     broken = load_backend("kvproof.conformance.catalogue:count_below_zero")
     found = run_machine(MACHINES["pool"], broken, seed=3, clauses=["POOL-5"], shrink_seconds=30.0).deviations[0]

@@ -121,18 +121,6 @@ def test_a_negative_seed_is_refused(command: str, kvproof: Run) -> None:
     assert kvproof(name, *arguments, "--seed", "-1") == (2, f"kvproof {name}: --seed -1 must not be negative\n")
 
 
-def test_a_state_that_is_none_is_one_line(kvproof: Run, tmp_path: Path) -> None:
-    arguments = ["check", "--profile", "deep", "--state", "deep.json", "--machines", "queue", "--examples", "2"]
-    arguments += ["--jobs", "1", "--step-timeout", "0"]
-    assert kvproof(*arguments, "--hours", "0.0001", "--seed", "1")[0] == 0
-    state = json.loads((tmp_path / "deep.json").read_text())
-    (tmp_path / "deep.json").write_text(json.dumps(state | {"machines": ["x"]}))
-    status, errors = kvproof(*arguments)
-    assert status == 2, errors
-    assert errors.startswith("kvproof check: --state deep.json cannot be gone on from: ")
-    assert errors.count("\n") == 1
-
-
 JUNK = st.recursive(st.none() | st.integers() | st.text(max_size=3), lambda inner: st.lists(inner, max_size=2))
 NAMES = ("machine", "clauses", "missing", "lacks", "sequences", "steps", "wasted", "tried", "deviations", "seconds")
 

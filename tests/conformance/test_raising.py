@@ -10,21 +10,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 import pytest
 
-from kvproof import fast
 from kvproof.conformance.backends import raising
-from kvproof.conformance.backends.loading import Backend
 from kvproof.conformance.backends.raising import IN_THE_CALL, Interrupted, frames, interruptible
 from kvproof.conformance.calls.deviation import attempt
 from kvproof.conformance.cli import main
-from kvproof.conformance.machines import MACHINES
 from kvproof.conformance.report.verdicts import Report
-from kvproof.conformance.search.runner import run_machine
 
 BACKEND = """
 import sys, time, types
@@ -202,24 +197,6 @@ def test_a_second_signal_loses_nothing_of_what_the_first_one_told() -> None:
     with interruptible(signal.SIGINT, once=True), pytest.raises(Interrupted) as ended:
         tells()
     assert ended.value.reports == ["found so far"]
-
-
-def test_a_machine_that_is_interrupted_tells_what_it_found() -> None:
-    class Interrupting(fast.PagePool):
-        calls = 0
-
-        def free_pages(self, ordered_pages: Any) -> None:
-            super().free_pages(ordered_pages)
-            Interrupting.calls += 1
-            if Interrupting.calls == 25:
-                os.kill(os.getpid(), signal.SIGINT)
-
-    backend = Backend("interrupting", SimpleNamespace(PagePool=Interrupting))
-    with pytest.raises(Interrupted) as ended:
-        run_machine(MACHINES["pool"], backend, 0, examples=100_000)
-    (report,) = ended.value.reports
-    assert report.steps > 50
-    assert (report.note, report.ended) == ("interrupted", False)
 
 
 def test_a_clause_whose_machine_had_not_begun_is_left_by_the_interruption() -> None:

@@ -223,12 +223,6 @@ def test_lockstep_catches(
     assert any("in allocate_slots" in frame for frame in verdict.raised) == (backend is FAILING)
 
 
-def test_the_eviction_order_is_compared_even_if_no_page_is_taken_again() -> None:
-    """POOL-3."""
-    with pytest.raises(DeviationError, match=r"expected free pages = .*; .*the first difference at place"):
-        replayed(synthetic_trace(3), num_pages=5000, backend=HEAD_FIRST, lockstep=True)
-
-
 def test_what_is_recorded_in_lockstep_is_a_test_when_it_is_short(tmp_path: Path) -> None:
     """A trace, the log of its calls up to the first difference, two calls that show it, and a test of them."""
     backend = "kvproof.conformance.catalogue:deferred_free_reversed"

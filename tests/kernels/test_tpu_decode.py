@@ -173,43 +173,32 @@ def test_heads_of_64_share_rows_within_chunks() -> None:
     Kernel(4, 2, 64, 32, mask=Mask(chunk=100)).check((0, 99, 100, 101, 333))
 
 
-@pytest.mark.parametrize(
-    ("kv_dtype", "heads", "dim", "mask"),
-    [
-        (jnp.float8_e4m3fn, (6, 3), 128, Mask(window=150)),
-        (jnp.float8_e5m2, (4, 4), 64, FULL),
-        (jnp.int8, (2, 1), 96, Mask(chunk=100)),
-    ],
-    ids=["e4m3", "e5m2", "int8"],
-)
-def test_caches_of_8_bits(kv_dtype: Any, heads: tuple[int, int], dim: int, mask: Mask) -> None:
-    """ATT-1, CACHE-2: four rows in a word, of two heads or of four; an odd head, padding; dead slots are poison."""
-    kernel = Kernel(*heads, dim, 32, mask=mask, kv_dtype=kv_dtype, value_scale=0.5, blocks=TWO_SIZES)
-    kernel.check((0, 1, 129, 151, 333, 64))
+E4M3, E5M2, INT8 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.int8
+
+CACHES: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {
+    # Four rows in a word, of two heads or of four; an odd head, padding.
+    "e4m3": ((6, 3, 128), {"kv_dtype": E4M3, "mask": Mask(window=150), "value_scale": 0.5}),
+    "e5m2": ((4, 4, 64), {"kv_dtype": E5M2, "value_scale": 0.5}),
+    "int8": ((2, 1, 96), {"kv_dtype": INT8, "mask": Mask(chunk=100), "value_scale": 0.5}),
+    # Tokens whose words are merged stand far apart; masks follow them.
+    "v2, two tiles a slot": ((8, 8, 128), {"version": "v2", "mask": Mask(window=150)}),
+    "v2, part of a tile": ((3, 1, 64), {"version": "v2"}),
+    "v2, e4m3": ((8, 4, 96), {"version": "v2", "kv_dtype": E4M3}),
+    # A head's rows come in two parts, and fill the matrix unit alone.
+    "heads of 192, scales": ((6, 3, 192), {"mask": Mask(window=150), "kv_dtype": INT8, "scaled": True}),
+    "heads of 256, v2": ((4, 4, 256), {"version": "v2", "sinks": True}),
+    # A scale for each slot and head (CACHE-4): those of dead slots are NaN.
+    "int8, scales": ((6, 3, 96), {"kv_dtype": INT8, "mask": Mask(window=150), "scaled": True, "sinks": True}),
+    "e4m3, scales": ((8, 2, 96), {"kv_dtype": E4M3, "scaled": True}),
+}
+"""Query heads, KV heads and head size, and what else a cache is."""
 
 
-@pytest.mark.parametrize(
-    ("kv_dtype", "heads", "dim", "mask"),
-    [(HALF, (8, 8), 128, Mask(window=150)), (HALF, (3, 1), 64, FULL), (jnp.float8_e4m3fn, (8, 4), 96, FULL)],
-    ids=["two tiles a slot", "part of a tile", "e4m3"],
-)
-def test_v2_in_an_order_of_its_own(kv_dtype: Any, heads: tuple[int, int], dim: int, mask: Mask) -> None:
-    """ATT-1, CACHE-2: tokens whose words are merged stand far apart; masks follow them."""
-    kernel = Kernel(*heads, dim, 32, mask=mask, kv_dtype=kv_dtype, version="v2", blocks=TWO_SIZES)
-    kernel.check((0, 1, 129, 151, 333, 64))
-
-
-@pytest.mark.parametrize(
-    ("heads", "dim", "options"),
-    [
-        ((6, 3), 192, {"mask": Mask(window=150), "kv_dtype": jnp.int8, "scaled": True}),
-        ((4, 4), 256, {"version": "v2", "sinks": True}),
-    ],
-    ids=["scales", "v2"],
-)
-def test_heads_of_more_than_128(heads: tuple[int, int], dim: int, options: dict[str, Any]) -> None:
-    """ATT-1, CACHE-2: a head's rows come in two parts, and fill the matrix unit alone."""
-    Kernel(*heads, dim, 32, blocks=TWO_SIZES, **options).check((0, 1, 129, 151, 333, 64))
+@pytest.mark.parametrize("name", CACHES)
+def test_every_kind_of_cache(name: str) -> None:
+    """ATT-1, ATT-3, CACHE-2, CACHE-4: dead slots are poison."""
+    heads, options = CACHES[name]
+    Kernel(*heads, 32, blocks=TWO_SIZES, **options).check((0, 1, 129, 151, 333, 64))
 
 
 @pytest.mark.parametrize(
@@ -225,17 +214,6 @@ def test_drafts(heads: tuple[int, int], dim: int, queries: int, mask: Mask, opti
     """ATT-1, 3: several query tokens a sequence, each with its own mask; as many as there may be, or fewer."""
     kernel = Kernel(*heads, dim, 32, mask=mask, queries=queries, blocks=TWO_SIZES, **options)
     kernel.check((queries, 32, 129, 151, 333, 0), 5, [queries, 1, 2, queries, queries - 1, 0])
-
-
-@pytest.mark.parametrize(
-    ("kv_dtype", "heads", "mask", "sinks"),
-    [(jnp.int8, (6, 3), Mask(window=150), True), (jnp.float8_e4m3fn, (8, 2), FULL, False)],
-    ids=["int8", "e4m3"],
-)
-def test_a_scale_for_each_slot_and_head(kv_dtype: Any, heads: tuple[int, int], mask: Mask, sinks: bool) -> None:
-    """ATT-1, 3, CACHE-4: scales of dead slots are NaN."""
-    kernel = Kernel(*heads, 96, 32, mask=mask, kv_dtype=kv_dtype, scaled=True, sinks=sinks, blocks=TWO_SIZES)
-    kernel.check((0, 1, 129, 151, 333, 64))
 
 
 def test_a_page_of_one_token() -> None:
