@@ -110,7 +110,7 @@ VIEW = Table(
         viewed("concatenate_to_cache", "CACHE-2"),
         viewed("attend", "ATT-1"),
         viewed("update_and_attend", "ATT-5"),
-        _row("flattened_kv_pages", "", "CACHE-2"),
+        _row("flattened_kv_pages", "", "CACHE-2", Kind(plain=lambda pages, _: tuple(pages.shape)), weight=1),
     ),
     _DOCUMENTS | dict.fromkeys(("key_pages", "value_pages", "mesh"), "read with every state"),
 )

@@ -251,7 +251,7 @@ class Views(ViewMachine, Calling):
     @classmethod
     def rows(cls) -> list[Method]:
         """See `Calling.rows`: the methods of a view and of a cache."""
-        return [row for table in cls.tables for row in table if row.spoils]
+        return [row for table in cls.tables for row in table if row.spoils or row.weight]
 
     @classmethod
     def row_of_call(cls, call: Call) -> tuple[Table, Method]:
@@ -327,16 +327,6 @@ class Views(ViewMachine, Calling):
         for side in (self.spec, self.backend):
             side.put({"view": self.result_on(side, made)})
         self.hold_pages(self.backend.view)
-
-    @step("CACHE-2")
-    def flattened_kv_pages(self, _: Drawing) -> None:
-        """The pages as they are stored, padding included."""
-        self.call(
-            "view.flattened_kv_pages()",
-            lambda side: side.view.flattened_kv_pages(),
-            "CACHE-2",
-            lambda pages, _: tuple(pages.shape),
-        )
 
 
 class Sharded(ViewMachine):
