@@ -6,6 +6,7 @@ which they are handed over (`Spelled`). What an engine says of a request goes wi
 such a value what one side is given.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ from kvproof.spec.declarations import ExtraKey
 from .spelling import Spelling, request_as, request_source
 
 __all__ = [
-    *("Call", "GoneError", "Holder", "Key", "Minus", "Pages", "Prompt", "Ref", "Saying", "Slot", "Spelled"),
+    *("Call", "Described", "GoneError", "Holder", "Key", "Minus", "Pages", "Prompt", "Ref", "Saying", "Slot"),
     *(
         "LEFT_OUT",
         "exchange",
@@ -31,7 +32,7 @@ __all__ = [
         "simpler",
         "smaller",
     ),
-    "written",
+    *("Spelled", "written"),
 ]
 
 
@@ -166,6 +167,26 @@ class Slot:
 
     def __repr__(self) -> str:
         return f"slot of {self.request_id}"
+
+
+@dataclass(frozen=True)
+class Described:
+    """A value that is written as what it is, as nobody would read it: a document, a key, a request that is none.
+
+    Attributes:
+        value: the value.
+        what: what it is.
+    """
+
+    value: Any
+    what: str
+
+    def made_on(self, _: "Holder") -> Any:
+        """A copy for one side: what is handed over may be changed."""
+        return copy.deepcopy(self.value)
+
+    def __str__(self) -> str:
+        return f"<{self.what}>"
 
 
 @dataclass(frozen=True)

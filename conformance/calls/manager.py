@@ -4,6 +4,7 @@ What is known when a call is made is a machine's (`kvproof.conformance.machines.
 clause a wrong hit or wrong pages break: that depends on what the pages hold.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -284,8 +285,9 @@ MANAGER = Table(
                     "snapshot": wrong(None, "x", [], 1, log="document"),
                     "requests": wrong(None, 1, [None], "a", log="requests"),
                 },
-                NONE,
+                Kind(plain=lambda manager, _: json.loads(json.dumps(manager.snapshot()))),
                 "MAN-14",
+                {EVERY: "MAN-14"},
             ),
             by_name=("hash_function", "hash_seed"),
             options={"hash_function": wrong(1, "sha256", None)},

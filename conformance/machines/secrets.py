@@ -4,7 +4,7 @@ import functools
 import json
 import traceback
 import types
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvproof.spec.clauses import clause_of_message
 from kvproof.spec.declarations import CacheSalt, ExtraKey, LoraAdapter, Request
 
-from ..calls.datum import Call, Holder, Minus, Pages, Ref
+from ..calls.datum import Call, Described, Minus, Pages, Ref
 from ..calls.deviation import attempt
 from ..calls.interfaces import plain_row
 from ..calls.manager import MANAGER
@@ -30,28 +30,8 @@ from .worlds import Group
 __all__ = ["Secrets"]
 
 
-@dataclass(frozen=True)
-class Odd:
-    """A value that a report shows by what is odd about it.
-
-    Attributes:
-        value: the value.
-        what: what it is.
-    """
-
-    value: Any
-    what: str
-
-    def made_on(self, _: Holder) -> Any:
-        """The value, which both sides are given."""
-        return self.value
-
-    def __str__(self) -> str:
-        return f"<{self.what}>"
-
-
 @functools.cache
-def damaged_documents() -> tuple[Odd, ...]:
+def damaged_documents() -> tuple[Described, ...]:
     """Texts of metadata that are none."""
     metadata = SPEC.get("RaggedPagesCacheMetaData")(
         num_hidden_layers=1,
@@ -75,7 +55,7 @@ def damaged_documents() -> tuple[Odd, ...]:
     }
     texts = {what: json.dumps(document) for what, document in changed.items()}
     texts |= {"cut off": json.dumps(good)[:-1], "nothing": "", "nested without end": "[" * 100_000}
-    return tuple(Odd(text, f"metadata, {what}") for what, text in texts.items())
+    return tuple(Described(text, f"metadata, {what}") for what, text in texts.items())
 
 
 _SALTS = ("the salt of tenant one, 5f0c", "the salt of tenant two, 91be")
@@ -99,7 +79,7 @@ _IDS = (
 
 _LORA = "\x1b]0;title\x07<b>"
 
-_KEY = Odd(
+_KEY = Described(
     SPEC.get("PageHashWithGroupId")(SPEC.get("PageHash")(b"digest", _TOKENS, (CacheSalt(_SALTS[0]),)), 0), "a key"
 )
 """A key, which knows its tokens."""
@@ -272,9 +252,9 @@ class Secrets(Calling):
         """Calls that must be refused, a pin where it is asked for again and again."""
         of_manager, known = self.of_manager, Ref(name)
         tokens = list(map(int, request.all_token_ids))
-        other = Odd(Request(name, [*tokens, _TOKENS[0]], request.extra_keys), f"another request {_short(name)}")
+        other = Described(Request(name, [*tokens, _TOKENS[0]], request.extra_keys), f"another request {_short(name)}")
         unlike = [token for token in _TOKENS if token != tokens[0]]
-        waiting = Odd(Request("waiting", unlike * 3, request.extra_keys), "a request that waits")
+        waiting = Described(Request("waiting", unlike * 3, request.extra_keys), "a request that waits")
         nested = types.SimpleNamespace(
             request_id="nested",
             all_token_ids=[[*_TOKENS], float(_TOKENS[0])],
@@ -284,7 +264,7 @@ class Secrets(Calling):
             extra_keys=request.extra_keys,
             sampling_params=None,
         )
-        of_lists = Odd(nested, "a request whose tokens are lists")
+        of_lists = Described(nested, "a request whose tokens are lists")
         page = self.first_pages[name]
         hits = {"num_new_computed_tokens": 2, "new_computed_pages": Pages(((page,),))}
         calls = [
@@ -292,7 +272,7 @@ class Secrets(Calling):
             of_manager("get_computed_pages", request=other),
             of_manager("allocate_slots", request=other, num_new_tokens=1),
             of_manager("allocate_slots", request=waiting, num_new_tokens=1, **hits),
-            of_manager("allocate_slots", request=Odd(_TOKENS, "no request but its tokens"), num_new_tokens=1),
+            of_manager("allocate_slots", request=Described(_TOKENS, "no request but its tokens"), num_new_tokens=1),
             of_manager("allocate_slots", request=known, num_new_tokens=list(_TOKENS)),
             of_manager("allocate_slots", request=of_lists, num_new_tokens=1),
         ]

@@ -1,9 +1,8 @@
 """The snapshots machine: the backend's manager is restored from snapshots, the specification's goes on as it is."""
 
-import copy
-import functools
 import json
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvproof.spec.declarations import Request
 
-from ..calls.datum import Call, Holder, Ref
+from ..calls.datum import Call, Described, Holder, Ref
 from ..calls.deviation import SpecificationError
 from .base import Both, Field, Nothing, Side
 from .document_damage import damaged, damages
@@ -86,7 +85,7 @@ class Restoring(GroupSteps):
             if side is self.spec:
                 return None
             shot = as_json(side.manager if own else self.spec.manager)
-            manager = self.restored(side, shot)
+            manager = side.names.get("CacheManager").restore(shot, list(self.known.values()), **self.hashed())
             side.put({"manager": manager, "pool": manager.page_pool, "pages": _views(manager.page_pool)})
             return shot
 
@@ -119,24 +118,16 @@ class Restoring(GroupSteps):
     @operation
     def restore_mutant(self, seed: int) -> None:
         """One damaged snapshot is taken or refused."""
-        mutant, what = damaged(as_json(self.spec.manager), random.Random(seed).randrange)
-        self.call(
-            f"CacheManager.restore(<snapshot, {what}>, requests)",
-            functools.partial(self._of_mutant, mutant),
-            "MAN-14",
-            lambda restored, _: restored,
-            "MAN-14",
-        )
+        self.restore_another(*damaged(as_json(self.spec.manager), random.Random(seed).randrange), self.known.values())
 
-    def _of_mutant(self, mutant: Any, side: Side) -> Any:
-        """What a manager of a damaged snapshot would write."""
-        return as_json(self.restored(side, copy.deepcopy(mutant)))
+    def restore_another(self, shot: Any, what: str, requests: Iterable[Request]) -> Both:
+        """Restores another manager from a snapshot of which something is said."""
+        given = {"snapshot": Described(shot, f"snapshot, {what}"), "requests": Described(list(requests), "requests")}
+        return self.call_manager("restore", **given, **self.hashed())
 
-    def restored(self, side: Side, shot: Any, requests: list[Request] | None = None) -> Any:
-        """A side's manager from a snapshot, with the requests that it needs or others."""
-        hashed = {name: value for name, value in self.options.items() if name == "hash_function"}
-        known = list(self.known.values()) if requests is None else requests
-        return side.names.get("CacheManager").restore(shot, known, **hashed)
+    def hashed(self) -> dict[str, Any]:
+        """The hash function of the managers, which no snapshot has."""
+        return {name: value for name, value in self.options.items() if name == "hash_function"}
 
 
 def as_json(manager: Any) -> Any:
@@ -250,10 +241,5 @@ class Snapshots(Restoring, Pins):
         if without is not None:
             damaged, what = shot, "without one of the requests"
             requests.pop(without)
-        tried = self.call(
-            f"CacheManager.restore(<snapshot, {what}>, requests)",
-            lambda side: self.restored(side, damaged, requests),
-            "MAN-14",
-        )
-        if not tried.refused:
+        if not self.restore_another(damaged, what, requests).refused:
             raise SpecificationError(f"the specification is wrong: it restores a snapshot, {what}")
