@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from ..options import AttentionOptions
 from ..ragged import clean_table, owners, ragged
+from ..storage import ScaledPages, page_values
 from .geometry import ROWS, Geometry
 from .schedule import decode_items, most_extras, prefill_blocks
 from .sinks import sink_rows
@@ -16,7 +17,7 @@ __all__ = ["attend"]
 
 def attend(
     queries: jax.Array,  # [T, Hq, D]
-    kv_pages: jax.Array,  # [P, page, ...]
+    kv_pages: Any,  # [P, page, ...]
     kv_lens: jax.Array,  # i32[S]
     page_table: jax.Array,  # i32[S, pages_per_seq]
     cu_q_lens: jax.Array,  # i32[S + 1]
@@ -33,7 +34,8 @@ def attend(
 
     Args:
         queries: `[T, Hq, D]`, bfloat16 or float16.
-        kv_pages: `[P, page, 2H, Dp]` or `[P, page, groups, packing, Dp]`, of the dtype of the numbers.
+        kv_pages: `[P, page, 2H, Dp]` or `[P, page, groups, packing, Dp]`, of the dtype of the numbers, or ScaledPages
+            of that.
         kv_lens: `i32[S]`: tokens of each sequence, its queries included.
         page_table: `i32[S, pages_per_seq]`.
         cu_q_lens: `i32[S + 1]`: where each sequence's queries begin.
@@ -54,13 +56,19 @@ def attend(
     num_tokens, num_heads, _ = queries.shape
     if 0 in (num_tokens, *page_table.shape):
         return jnp.zeros((num_tokens, num_heads, layout.v_head_dim), queries.dtype)
-    num_pages, page_size = kv_pages.shape[:2]
+    numbers = page_values(kv_pages)
+    num_pages, page_size = numbers.shape[:2]
     group = num_heads // layout.num_kv_heads
     kinds = (layout, group, queries.dtype, options.kv_dtype, page_size)
-    single, several = Geometry(*kinds, splits_keys=True), Geometry(*kinds, splits_keys=False)
+    single, several = (
+        Geometry(*kinds, splits_keys, isinstance(kv_pages, ScaledPages)) for splits_keys in (True, False)
+    )
     batch = ragged(kv_lens, cu_q_lens, num_seqs, num_tokens, page_size * page_table.shape[1])
     table = clean_table(page_table, num_pages)
-    pages = kv_pages.reshape(num_pages, page_size, -1)
+    scales = None
+    if isinstance(kv_pages, ScaledPages) and single.scale_rows is not None:
+        scales = kv_pages.scales.reshape(num_pages, page_size // single.scale_rows.slots, -1)
+    cache = (numbers.reshape(num_pages, page_size, -1), scales)
     starts = aligned_starts(batch.starts[:-1], single.alignment)
     token, owner, owned = owners(batch, num_tokens)
     places = jnp.where(owned, starts[owner] + token - batch.starts[owner], -1)
@@ -70,7 +78,7 @@ def attend(
     extras = most_extras(kv_lens.shape[0], heads, most_tiles)
     decoding = decode_items(batch, starts, table, num_heads=heads, extras=extras, tiles=single.tiles, options=options)
     alone = batch.q_lens == 1
-    parts = decode_parts(rows, pages, table, decoding.items, geometry=single, options=options, interpret=interpret)
+    parts = decode_parts(rows, *cache, table, decoding.items, geometry=single, options=options, interpret=interpret)
     scores = None if sinks is None else sink_rows(sinks, single, options)
     sums = (decoding.begins, decoding.counts, scores)
     decoded = combine(parts, *sums, geometry=single, options=options, interpret=interpret)
@@ -88,7 +96,7 @@ def attend(
         tiles=several.tiles,
         options=options,
     )
-    long = prefill(rows, pages, table, blocks, sinks, geometry=several, options=options, interpret=interpret)
+    long = prefill(rows, *cache, table, blocks, sinks, geometry=several, options=options, interpret=interpret)
     return jnp.where(blocks.used[:, None, None], long, out)
 
 

@@ -1,7 +1,8 @@
-"""Keys that nobody reads, in tiles that somebody does: their scores, and their values.
+"""Keys that nobody reads, in tiles that somebody does: their scores, their values and their scales.
 
-Most tiles have none and pass as they are. Where a tile has some, scores are masked in registers; values are zeroed on
-their way through registers, 64 rows and some columns at a time: registers are full of sums meanwhile.
+Most tiles have none and pass as they are. Where a tile has some, scores are masked in registers; values and scales are
+zeroed on their way through registers, of values 64 rows and some columns at a time: registers are full of sums
+meanwhile.
 """
 
 from functools import partial
@@ -18,7 +19,7 @@ from .products import Warpgroup, by_column, by_row, commit
 from .schedule import Field
 from .tiles import Tiles
 
-__all__ = ["clean", "clean_latents", "converted", "masked"]
+__all__ = ["clean", "clean_latents", "converted", "masked", "turn_scales"]
 
 
 def masked(item: Item[Any], scores: jax.Array, tile: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
@@ -47,6 +48,33 @@ def masked(item: Item[Any], scores: jax.Array, tile: jax.Array, low: jax.Array, 
     return done
 
 
+def turn_scales(item: Item[Geometry], stored: Any, column: jax.Array, into: Any, tile: jax.Array) -> None:
+    """The scales of a head as rows, those of a tile's keys and of its values: zero where no row of the item reads.
+
+    There they pass through one register; as columns of scores they would take 16.
+
+    Args:
+        item: the item.
+        stored: a stage of `Scratch.scales`.
+        column: `i32[]`: where a head's two begin among the scales of a slot.
+        into: a ref `[2, keys]`, in shared memory.
+        tile: which tile.
+    """
+    group, keys = item.group, into.shape[1]
+
+    def zero(scales: jax.Array, holes: bool) -> jax.Array:
+        alive = _alive(item, group.pair_numbers(keys), tile, holes)
+        return jnp.where(alive, scales, jnp.zeros_like(scales))
+
+    kind = jnp.where(item.field(Field.HOLES) > 0, 2, _has_dead(item, tile).astype(jnp.int32))
+    scales: jax.Array = jax.lax.switch(
+        kind,
+        [lambda scales: scales, partial(zero, holes=False), partial(zero, holes=True)],
+        group.pairs(stored, column, keys),
+    )
+    group.store_turned(scales, into)
+
+
 def _missing(item: Item[Any], index: jax.Array, tile: jax.Array) -> jax.Array:
     """Which keys of a tile, by their place in it, stand on pages that don't exist: bool, of the index' shape."""
     tiles = item.geometry.tiles
@@ -69,7 +97,7 @@ def clean(item: Item[Geometry], slot: jax.Array, tile: jax.Array, wg: jax.Array)
     rows = tiles.keys // shares
 
     def zero(holes: bool, share: int) -> None:
-        alive = _alive(item, share * rows, tile, holes)
+        alive = _alive(item, group.row_numbers(ROWS) + share * rows, tile, holes)
         for columns in _chunks(geometry, geometry.layout.v_head_dim):
             part = item.scratch.values.at[slot, pl.ds(share * rows, rows), columns]
             part[...] = _where_alive(group, alive, group.tile(part))
@@ -96,7 +124,7 @@ def clean_latents(item: Item[LatentGeometry], slot: jax.Array, tile: jax.Array, 
     geometry, group = item.geometry, item.group
 
     def zero(holes: bool) -> None:
-        alive = _alive(item, 0, tile, holes)
+        alive = _alive(item, group.row_numbers(ROWS), tile, holes)
         for columns in _chunks(geometry, geometry.half):
             part = item.scratch.values.at[slot, wg, :, columns]
             part[...] = _where_alive(group, alive, group.tile(part))
@@ -120,10 +148,9 @@ def _has_dead(item: Item[Any], tile: jax.Array) -> jax.Array:
     return outside | (item.field(Field.HOLES) > 0)
 
 
-def _alive(item: Item[Any], begin: int, tile: jax.Array, holes: bool) -> jax.Array:
-    """Which of the 64 rows of a tile from one on are keys that a row of the item reads: `bool[64]`."""
+def _alive(item: Item[Any], place: jax.Array, tile: jax.Array, holes: bool) -> jax.Array:
+    """Which keys of a tile, by their place in it, a row of the item reads: bool, of the places' shape."""
     tiles: Tiles = item.geometry.tiles
-    place = item.group.row_numbers(ROWS) + begin
     key = place + tile * tiles.live
     alive = (key >= item.field(Field.LOW)) & (key < item.field(Field.HIGH))
     if not tiles.full:
@@ -143,13 +170,13 @@ def converted(
 ) -> Any:
     """A tile as it is multiplied, made from one as it is stored; of values (``tile`` given) the dead ones zero."""
     group, geometry = item.group, item.geometry
-    begin = 0 if tile is None else geometry.value_offset
+    begin, dtype = (0, geometry.dtype) if tile is None else (geometry.value_offset, geometry.value_dtype)
 
     def convert(holes: bool) -> None:
-        alive = None if tile is None else _alive(item, 0, tile, holes)
+        alive = None if tile is None else _alive(item, group.row_numbers(ROWS), tile, holes)
         for columns in _chunks(geometry, into.shape[-1]):
             there = pl.ds(begin + columns.start, columns.size)
-            numbers = group.converted(stored.at[slot, :, there], geometry.dtype)
+            numbers = group.converted(stored.at[slot, :, there], dtype)
             into.at[wg, :, columns][...] = numbers if alive is None else _where_alive(group, alive, numbers)
         commit()
 

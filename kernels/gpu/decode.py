@@ -22,6 +22,7 @@ __all__ = ["decode_parts"]
 def decode_parts(
     rows: jax.Array,  # [H, rows, D]
     pages: jax.Array,  # [P, page, C * Dp]
+    scales: jax.Array | None,  # f32[P, page / slots, slots * 2H]
     table: jax.Array,  # i32[S, pages_per_seq]
     items: jax.Array,  # i32[len(Field), N]
     *,
@@ -36,6 +37,7 @@ def decode_parts(
     Args:
         rows: queries, as `Inputs` has them.
         pages: `[P, page, C * Dp]`.
+        scales: as `Inputs` has them, or None.
         table: `i32[S, pages_per_seq]`: -1 for what names no page.
         items: as `decode_items` makes them.
         geometry: the shapes.
@@ -49,14 +51,17 @@ def decode_parts(
         kernel_output((num_rows,), jnp.float32),
         kernel_output((num_rows,), jnp.float32),
     )
+    given = {"items": items, "table": table, "queries": rows, "pages": pages}
+    if scales is not None:
+        given["scales"] = scales
     group = Warpgroup(interpret is not None, itemsize_of(geometry.kv_dtype), geometry.raw_swizzle > 0)
 
     def body(*refs: Any, **scratch: Any) -> None:
-        *given, mixed, tops, totals = refs
+        *inputs, mixed, tops, totals = refs
         index = jax.lax.axis_index("item")
         head = jax.lax.axis_index("head")
         own = Scratch(**scratch)
-        item = Item(geometry, options, Inputs(*given), own, group, index, head)
+        item = Item(geometry, options, Inputs(**dict(zip(given, inputs, strict=True))), own, group, index, head)
 
         def finish(consumer: jax.Array, sums: Sums) -> None:
             rows = pl.ds((index * CONSUMERS + consumer) * geometry.part_rows + head * count, count)
@@ -70,8 +75,8 @@ def decode_parts(
         attend_item(item, jax.lax.axis_index(THREAD), finish)
 
     grid = {"item": items.shape[1], "head": heads}
-    scratch, inputs = scratch_of(geometry, interpret is not None), (items, table, rows, pages)
-    return Parts(*launch(body, scratch, out_type, grid, *inputs, name="paged_decode", interpret=interpret))
+    scratch = scratch_of(geometry, interpret is not None)
+    return Parts(*launch(body, scratch, out_type, grid, *given.values(), name="paged_decode", interpret=interpret))
 
 
 def _write(mixed: jax.Array, through: Any, out: Any, geometry: Geometry) -> None:

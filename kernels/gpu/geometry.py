@@ -7,9 +7,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from ..layout import CacheLayout, round_up
-from .tiles import TILE_KEYS, Tiles, cut
+from .tiles import TILE_KEYS, ScaleRows, Tiles, cut, scale_rows
 
-__all__ = ["CONSUMERS", "ROWS", "SMEM_BYTES", "Geometry", "LatentGeometry", "itemsize_of", "swizzle_of"]
+__all__ = ["CONSUMERS", "ROWS", "SMEM_BYTES", "TURNED_GAP", "Geometry", "LatentGeometry", "itemsize_of", "swizzle_of"]
 
 CONSUMERS = 2
 """Warpgroups that multiply; one more copies."""
@@ -19,6 +19,12 @@ ROWS = 64
 
 SMEM_BYTES = 222 * 2**10
 """Shared memory that is planned for, of the 227 KiB that a block may have: barriers and reductions take some 4 KiB."""
+
+TURNED_GAP = 16
+"""Numbers between the scales of keys and those of values: 32 threads write 16 of each, to 32 banks of memory then.
+
+JAX 0.10 takes an array that is turned for one in its own order, unless there is something between its rows.
+"""
 
 _MOST_STAGES = 6
 
@@ -54,6 +60,7 @@ class Geometry:
         page_size: slots of a page.
         splits_keys: whether the consumers take turns with the tiles, for one block of rows (decode), and leave
             unfinished sums; else each takes every tile, for rows of its own, and finishes.
+        scaled: whether every slot and head has a scale; its numbers are converted then, and their tiles have 64 keys.
     """
 
     layout: CacheLayout
@@ -62,6 +69,7 @@ class Geometry:
     kv_dtype: Any
     page_size: int
     splits_keys: bool
+    scaled: bool = False
 
     @property
     def staged(self) -> bool:
@@ -79,6 +87,24 @@ class Geometry:
         tiles = cut(self.page_size, 2 * TILE_KEYS)
         whole = tiles.full and tiles.rows % 8 == 0 and self.kv_dtype == self.dtype
         return tiles if whole and widest <= 128 and not self.splits_keys else cut(self.page_size)
+
+    @property
+    def scale_rows(self) -> ScaleRows | None:
+        """How scales are copied; None where there are none, or no copy can bring them."""
+        return scale_rows(self.tiles.rows, self.layout.num_kv_heads) if self.scaled else None
+
+    @property
+    def value_dtype(self) -> Any:
+        """Of weights and values as they are multiplied: the queries', but for weights times scales of any size.
+
+        float16 has no room for such; bfloat16 has, and holds all numbers of 8 bits.
+        """
+        return jnp.dtype(jnp.bfloat16) if self.scaled else self.dtype
+
+    @property
+    def values_replace_keys(self) -> bool:
+        """Whether converted values take the memory of the keys multiplied before."""
+        return not self.differ and self.value_dtype == self.dtype
 
     @property
     def block_rows(self) -> int:
@@ -165,7 +191,7 @@ class Geometry:
     def differ(self) -> bool:
         """Whether values differ from keys in size.
 
-        If they don't, outputs take the memory of queries, and converted values that of the keys multiplied before.
+        If they don't, outputs take the memory of queries.
         """
         return self.layout.v_head_dim != self.layout.head_dim
 
@@ -183,8 +209,9 @@ class Geometry:
 
     @property
     def stage_bytes(self) -> int:
-        """Shared memory of a stage: one tile of keys and one of values, as they are stored."""
-        return self.tiles.keys * sum(self.copied_dims) * itemsize_of(self.kv_dtype)
+        """Shared memory of a stage: one tile of keys and one of values, as they are stored, and scales."""
+        scales = 4 * self.scale_rows.columns if self.scale_rows else 0
+        return self.tiles.keys * (sum(self.copied_dims) * itemsize_of(self.kv_dtype) + scales)
 
     @property
     def stages(self) -> int:
@@ -207,9 +234,10 @@ class Geometry:
             output = CONSUMERS * ROWS * (columns + 2) * 4
         else:
             output = CONSUMERS * ROWS * layout.v_head_dim * itemsize if self.differ else 0
-        converted = layout.head_dim + (layout.v_head_dim if self.differ else 0) if self.staged else 0
+        converted = layout.head_dim + (0 if self.values_replace_keys else layout.v_head_dim) if self.staged else 0
         numbers = self.block_rows * layout.head_dim + CONSUMERS * self.tiles.keys * converted
-        return numbers * itemsize + output
+        scales = CONSUMERS * 2 * (self.tiles.keys + TURNED_GAP) * 4 if self.scaled else 0
+        return numbers * itemsize + output + scales
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ class Inputs(NamedTuple):
         end: `i32[N, rows]`, or None.
         sinks: `f32[H, rows]`, as scores, or None.
         rotary_queries: `[rows, Dr]`, as the queries are; None but over latents.
+        scales: `f32[P, page / slots, slots * 2H]`, for slots as `ScaleRows` has them; None where there are none.
     """
 
     items: Any
@@ -42,6 +43,7 @@ class Inputs(NamedTuple):
     end: Any = None
     sinks: Any = None
     rotary_queries: Any = None
+    scales: Any = None
 
 
 class Scratch(NamedTuple):
@@ -68,6 +70,10 @@ class Scratch(NamedTuple):
         cleaned: a barrier between the consumers; None where they share no tiles.
         rotary_queries: `[64, Dr]`; None but over latents.
         order: a barrier between the consumers, who take turns with the tensor cores; None where they share no tiles.
+        scales: `f32[stages, keys / slots, slots * columns]`, in the stages of the keys, as `ScaleRows` has them; None
+            where there are none.
+        tile_scales: `f32[consumers, 2, keys + TURNED_GAP]`: of the tile at work, the head's scales of keys and those of
+            values.
     """
 
     queries: Any
@@ -86,6 +92,8 @@ class Scratch(NamedTuple):
     cleaned: Any = None
     rotary_queries: Any = None
     order: Any = None
+    scales: Any = None
+    tile_scales: Any = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from .geometry import CONSUMERS, ROWS, Geometry, swizzle_of
+from .geometry import CONSUMERS, ROWS, TURNED_GAP, Geometry, swizzle_of
 from .walk import THREAD
 
 __all__ = ["Interpret", "launch", "memory", "scratch_of"]
@@ -52,8 +52,8 @@ def scratch_of(geometry: Geometry, emulated: bool) -> dict[str, Any]:
     scratch["queries"] = tile((blocks, ROWS, layout.head_dim), dtype, swizzle)
     if geometry.staged:
         scratch["key_tile"] = tile((CONSUMERS, tiles.keys, layout.head_dim), dtype, swizzle)
-    if geometry.staged and geometry.differ:
-        scratch["value_tile"] = tile((CONSUMERS, tiles.keys, layout.v_head_dim), dtype, swizzle)
+    if geometry.staged and not geometry.values_replace_keys:
+        scratch["value_tile"] = tile((CONSUMERS, tiles.keys, layout.v_head_dim), geometry.value_dtype, swizzle)
     if geometry.splits_keys:
         part = (CONSUMERS, ROWS, geometry.partial_columns)
         scratch["output"] = tile(part, jnp.dtype(jnp.float32), swizzle_of(part[-1], 4))
@@ -64,9 +64,15 @@ def scratch_of(geometry: Geometry, emulated: bool) -> dict[str, Any]:
             scratch["output"] = tile((CONSUMERS, ROWS, layout.v_head_dim), dtype, swizzle)
         scratch["cleaned"] = scratch["order"] = plgpu.Barrier(num_arrivals=CONSUMERS)
     scratch["queries_here"] = plgpu.Barrier(num_barriers=blocks)
-    arrived = plgpu.Barrier(num_arrivals=tiles.pieces, num_barriers=stages)
+    arrived = {"keys_here": tiles.pieces, "values_here": tiles.pieces}
+    if (of := geometry.scale_rows) is not None:
+        shape = (stages, tiles.keys // of.slots, of.slots * of.columns)
+        scratch["scales"] = plgpu.SMEM(shape, jnp.float32)
+        scratch["tile_scales"] = plgpu.SMEM((CONSUMERS, 2, tiles.keys + TURNED_GAP), jnp.float32)
+        arrived["keys_here"] *= 2
+    here = {name: plgpu.Barrier(num_arrivals=count, num_barriers=stages) for name, count in arrived.items()}
     read = plgpu.Barrier(num_arrivals=1 if geometry.splits_keys else CONSUMERS, num_barriers=stages)
-    return scratch | {"keys_here": arrived, "values_here": arrived, "keys_done": read, "values_done": read}
+    return scratch | here | {"keys_done": read, "values_done": read}
 
 
 def launch(

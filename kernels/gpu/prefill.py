@@ -24,6 +24,7 @@ __all__ = ["prefill"]
 def prefill(
     rows: jax.Array,  # [H, rows, D]
     pages: jax.Array,  # [P, page, C * Dp]
+    scales: jax.Array | None,  # f32[P, page / slots, slots * 2H]
     table: jax.Array,  # i32[S, pages_per_seq]
     blocks: Blocks,
     sinks: jax.Array | None,  # f32[Hq]
@@ -40,6 +41,7 @@ def prefill(
     Args:
         rows: queries, as `Inputs` has them.
         pages: `[P, page, C * Dp]`.
+        scales: as `Inputs` has them, or None.
         table: `i32[S, pages_per_seq]`: -1 for what names no page.
         blocks: as `prefill_blocks` makes them.
         sinks: `f32[Hq]` or None.
@@ -54,16 +56,19 @@ def prefill(
     count = blocks.items.shape[1]
     unit = exponent_unit(options)
     warpgroup = Warpgroup(interpret is not None, itemsize_of(geometry.kv_dtype), geometry.raw_swizzle > 0)
-    inputs = [blocks.items, table, rows, pages, blocks.first, blocks.end]
+    given = {"items": blocks.items, "table": table, "queries": rows, "pages": pages}
+    given |= {"first": blocks.first, "end": blocks.end}
     if sinks is not None:
-        inputs.append(sink_rows(sinks, geometry, options))
+        given["sinks"] = sink_rows(sinks, geometry, options)
+    if scales is not None:
+        given["scales"] = scales
 
     def body(*refs: Any, **scratch: Any) -> None:
-        *given, out = refs
+        *inputs, out = refs
         index = count - 1 - jax.lax.axis_index("block")
         head = jax.lax.axis_index("head")
         own = Scratch(**scratch)
-        item = Item(geometry, options, Inputs(*given), own, warpgroup, index, head)
+        item = Item(geometry, options, Inputs(**dict(zip(given, inputs, strict=True))), own, warpgroup, index, head)
 
         def finish(consumer: jax.Array, sums: Sums) -> None:
             total, mixed = sums.total, sums.mixed
@@ -87,7 +92,7 @@ def prefill(
         scratch_of(geometry, interpret is not None),
         kernel_output((count * heads, CONSUMERS * ROWS, v_dim), geometry.dtype),
         {"block": count, "head": heads},
-        *inputs,
+        *given.values(),
         name="paged_prefill",
         interpret=interpret,
     )

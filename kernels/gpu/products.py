@@ -8,6 +8,7 @@ all that it has no answer to, and what stands for it:
 | `wgmma` of two tiles in shared memory | `dot` of what they hold | takes whole refs only |
 | `wgmma` of registers and a tile | `dot` of the array and what the tile holds | takes refs only |
 | `layout_cast`, and layouts of loads | nothing | arrays have no layout there |
+| a reference as another shape, or turned | the array as another, or turned | knows slices of references only |
 
 What remains unexecuted is the layouts of `wgmma` alone, which the compiler checks against each other.
 
@@ -16,6 +17,7 @@ after `commit` only. What stands for `wgmma` reads by the threads' way and commi
 interpreter tells the two ways apart, and a copy over what a thread read is a race to it.
 """
 
+import math
 from collections.abc import Callable
 from inspect import Parameter, signature
 from typing import Any
@@ -137,6 +139,38 @@ class Warpgroup:
             return array
         return plgpu.load(ref, *_INDEX, layout=self._stored, optimized=self._swizzled)
 
+    def columns(self, ref: Any) -> jax.Array:
+        """Reads a number for each column of a tile, `[n]`, from shared memory; `by_column` makes a tile of them."""
+        if self._emulated:
+            array: jax.Array = ref[...]
+            return array
+        return plgpu.load(ref, *_INDEX, layout=plgpu.Layout.WGMMA.reduce(0), optimized=False)
+
+    def pairs(self, ref: Any, column: jax.Array, rows: int) -> jax.Array:
+        """Reads two columns of an array in shared memory, `[rows, 2]`: of 64 rows one number a thread.
+
+        Args:
+            ref: `[rows, n]`, or any shape that holds as much.
+            column: `i32[]`: the first of the two.
+            rows: how many.
+        """
+        shape = (rows, math.prod(ref.shape) // rows)
+        if self._emulated:
+            return jax.lax.dynamic_slice(ref[...].reshape(shape), (0, column), (rows, 2))
+        return plgpu.load(ref.reshape(shape).at[:, pl.ds(column, 2)], *_INDEX, layout=_pairs(rows), optimized=False)
+
+    def pair_numbers(self, rows: int) -> jax.Array:
+        """`i32[rows, 2]`: the number of the row of what `pairs` reads."""
+        numbers = jax.lax.broadcasted_iota(jnp.int32, (rows, 2), 0)
+        return numbers if self._emulated else plgpu.layout_cast(numbers, _pairs(rows))
+
+    def store_turned(self, pairs: jax.Array, into: Any) -> None:
+        """Writes what `pairs` reads to shared memory as two rows, `[2, rows]`, with a gap between them."""
+        if self._emulated:
+            into[...] = pairs.T
+        else:
+            into.transpose((1, 0))[...] = pairs
+
     def converted(self, ref: Any, dtype: Any) -> jax.Array:
         """Reads a stored tile `[m, n]` from shared memory as another dtype, exactly: float16 holds all of 8 bits."""
         numbers = self.tile(ref)
@@ -154,6 +188,10 @@ def by_row(numbers: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def by_column(numbers: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """One number for each column, `[n]`, in all rows: `[m, n]`."""
     return jax.lax.broadcast_in_dim(numbers, shape, [1])
+
+
+def _pairs(rows: int) -> Any:
+    return plgpu.Layout.WG_STRIDED((rows, 2), vec_size=1)
 
 
 def _layout(rank: int) -> Any:

@@ -1,11 +1,14 @@
 """Which attention calls the GPU kernels take. The others are left to XLA, with a reason that can be read.
 
-All page sizes are taken, with all heads up to 192, and those of float8 and int8 caches up to 256.
+All page sizes are taken, with all heads up to 192, and those of float8 and int8 caches up to 256. Where every slot and
+head has a scale (ScaledPages), pages whose size is a multiple of 16 are, and others where there are enough KV heads: a
+copy, of a page or an equal part of one up to 64 slots, brings whole 128 bytes.
 
 | not taken | why |
 |---|---|
 | layout seq_on_lane | a slot is a column of its page: the kernels copy and multiply rows |
-| ScaledPages | every slot and head has a scale of its own, in an array of its own |
+| ScaledPages: slots of a copy times KV heads no multiple of 16; odd KV heads above 63 | scales are copied, too |
+| ScaledPages, float16 queries: heads above 208 | keys become float16 and values bfloat16: no room for both |
 | float32 queries | the tensor cores have 10 bits for them, and 16 times as slow ones for all (ATT-6) |
 | caches in another 16-bit dtype than the queries, float32, integers but int8 | a conversion would lose bits |
 | head sizes that are no multiple of 16, or above 256 | rows of shared memory, and one product, hold no others |
@@ -36,7 +39,7 @@ import jax.numpy as jnp
 
 from ..layout import COLUMNS
 from ..options import AttentionOptions, MlaOptions
-from ..storage import ScaledPages
+from ..storage import ScaledPages, page_values
 from .geometry import ROWS, Geometry, LatentGeometry, swizzle_of
 from .schedule import most_blocks, most_extras
 
@@ -69,8 +72,6 @@ def unsupported(
     """
     if options.layout.slots_last:
         return COLUMNS
-    if isinstance(kv_pages, ScaledPages):
-        return "ScaledPages: every slot and head has a scale of its own"
     layout, dtype, stored = options.layout, jnp.dtype(queries.dtype), jnp.dtype(options.kv_dtype)
     if dtype not in _MULTIPLIED:
         return f"queries of {dtype}: the tensor cores would round them"
@@ -82,12 +83,15 @@ def unsupported(
     group = queries.shape[1] // layout.num_kv_heads
     if group > ROWS:
         return f"{group} query heads for each KV head: more than {ROWS}"
+    scaled, page_size = isinstance(kv_pages, ScaledPages), page_values(kv_pages).shape[1]
     for splits_keys in (True, False):
-        shapes = Geometry(layout, group, dtype, stored, kv_pages.shape[1], splits_keys)
+        shapes = Geometry(layout, group, dtype, stored, page_size, splits_keys, scaled)
+        if scaled and shapes.scale_rows is None:
+            return f"the scales of {shapes.tiles.rows} slots and {layout.num_kv_heads} heads are no whole 128 bytes"
         if shapes.stages < 2:
             return f"a tile of keys and values takes {shapes.stage_bytes} bytes: two and the rest have no room"
     num_rows, queries_each = page_table.shape[0], Geometry(layout, group, dtype, stored, 1, False).block_queries
-    parts = num_rows + most_extras(num_rows, layout.num_kv_heads, kv_pages.shape[1] * page_table.shape[1])
+    parts = num_rows + most_extras(num_rows, layout.num_kv_heads, page_size * page_table.shape[1])
     if max(parts, most_blocks(queries.shape[0], num_rows, queries_each)) > _GRID:
         return f"{queries.shape[0]} tokens of {num_rows} sequences: more blocks than a grid has"
     return None

@@ -4,14 +4,28 @@ The tensor cores contract over 64 keys at least. A tile has room for 64 or 128 o
 and a large page is cut into several. Nothing is copied that straddles the end of a page, so where the page size neither
 divides the tile nor is divided by it some rows of every tile stay dead: of pages of 33 slots a tile holds one. A page
 of 67 slots, which nothing divides, is copied slot by slot, as are pages of one.
+
+Where each slot and head has a scale, scales are copied with the keys that they belong to. They stand slot by slot, and
+of a slot head by head, where the tensor cores' scores want those of one head side by side: a consumer turns them.
 """
 
 from dataclasses import dataclass
 
-__all__ = ["Tiles", "cut"]
+__all__ = ["ScaleRows", "Tiles", "cut", "scale_rows"]
 
 TILE_KEYS = 64
 """The least that a tile has room for."""
+
+
+_LINE_FLOATS = 32
+"""Numbers of 32 bits in 128 bytes: what one copy brings is a multiple of that."""
+
+_LEAST_FLOATS = 4
+"""Those in 16 bytes: what a row of a copy is a multiple of, and what the rows of an array that is copied from begin at.
+"""
+
+_MOST_FLOATS = 256
+"""The most numbers of a row that one copy brings."""
 
 
 @dataclass(frozen=True)
@@ -65,3 +79,36 @@ def cut(page_size: int, keys: int = TILE_KEYS) -> Tiles:
     divisors = [rows for rows in range(1, keys + 1) if page_size % rows == 0]
     rows = max(divisors, key=lambda rows: (rows % 8 == 0, rows))
     return Tiles(keys, page_size, rows, keys // rows)
+
+
+@dataclass(frozen=True)
+class ScaleRows:
+    """How the scales of a page, `f32[page, 2H]`, are copied: as rows of one slot or of two.
+
+    Attributes:
+        slots: slots of a row.
+        columns: scales of a slot that are copied: those of a head, and of others beside it.
+    """
+
+    slots: int
+    columns: int
+
+
+def scale_rows(rows: int, num_kv_heads: int) -> ScaleRows | None:
+    """How scales are copied, the fewest at once; None where no copy can bring them. O(log heads).
+
+    Of an odd number of heads two slots fill 16 bytes, one doesn't; all heads are copied then. Of an even number those
+    are that stand in the same 16 bytes, or in more of them, where a copy has so few slots that it would have no 128.
+
+    Args:
+        rows: slots of a copy, as `cut` has them.
+        num_kv_heads: H.
+    """
+    if rows * num_kv_heads * 2 % _LINE_FLOATS:
+        return None
+    if num_kv_heads % 2:
+        return ScaleRows(2, 2 * num_kv_heads) if 4 * num_kv_heads <= _MOST_FLOATS else None
+    columns = _LEAST_FLOATS
+    while rows * columns % _LINE_FLOATS:
+        columns *= 2
+    return ScaleRows(1, columns)

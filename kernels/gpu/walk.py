@@ -11,6 +11,9 @@ Dead keys Scores outside of a row's range become -inf after the product. Values 
           of the range are not copied: the nearest one within is, once more, so that the page table is never read
           beyond what it promises. Pages that don't exist are not read either; where a range has such holes, scores and
           values of theirs are treated like those outside.
+Scales    Where every slot and head has one, scales are copied with the keys. Scores of a key are multiplied by the
+          key's, weights by the value's before they are rounded: the tensor cores see stored numbers. The scales of dead
+          values become zero, for the same reason as these.
 Two ways  Where few rows read many keys (decode) the consumers take turns with the tiles, and each leaves an
           unfinished sum. Else each takes all tiles, for rows of its own, and finishes; they take turns with the tensor
           cores then, half a tile apart: one's softmax runs under the other's products.
@@ -19,6 +22,7 @@ A copy's coordinates are a page, a slot in it and a column, each below 2^31 on i
 computed by the copy engine in 64 bits, so a pool may be larger than 2^31 bytes.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,10 +32,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from ..score_units import exponent_unit, scores_of
-from .dead_keys import clean, converted, masked
+from .dead_keys import clean, converted, masked, turn_scales
 from .geometry import CONSUMERS, ROWS, Geometry
 from .item import Item
-from .products import by_row, settled
+from .products import by_column, by_row, settled
 from .schedule import Field
 
 __all__ = [
@@ -142,11 +146,20 @@ def _produce(item: Item[Geometry]) -> None:
     value_column = key_column + (layout.head_dim if layout.shares_rows else width) - geometry.value_offset
     first, end = item.field(Field.FIRST_TILE), item.field(Field.END_TILE)
 
-    def copy(page: jax.Array, tile: jax.Array, piece: Any, slot: jax.Array, into: Any, here: Any, column: Any) -> None:
+    keys = _Copied(inputs.pages, key_column, scratch.keys, scratch.keys_here)
+    values = _Copied(inputs.pages, value_column, scratch.values, scratch.values_here)
+    with_keys = [keys]
+    if (of := geometry.scale_rows) is not None:
+        column = 2 * item.head // of.columns * of.columns
+        with_keys.append(_Copied(inputs.scales, column, scratch.scales, scratch.keys_here, of.slots))
+
+    def copy(what: _Copied, page: jax.Array, tile: jax.Array, piece: Any, slot: jax.Array) -> None:
+        rows = tiles.rows // what.slots
+        begin = jax.lax.div(item.offset(tile, piece), jnp.int32(what.slots))
         plgpu.copy_gmem_to_smem(
-            inputs.pages.at[page, pl.ds(item.offset(tile, piece), tiles.rows), pl.ds(column, into.shape[-1])],
-            into.at[slot, pl.ds(piece * tiles.rows, tiles.rows)],
-            here.at[slot],
+            what.source.at[page, pl.ds(begin, rows), pl.ds(what.column, what.into.shape[-1])],
+            what.into.at[slot, pl.ds(piece * rows, rows)],
+            what.here.at[slot],
         )
 
     def step(turn: jax.Array, carry: None) -> None:
@@ -155,27 +168,45 @@ def _produce(item: Item[Geometry]) -> None:
         few = tiles.pieces <= _UNROLLED
         # Read before the wait: the ids are on their way while the slot is still in use.
         pages = [jnp.maximum(item.page(tile, piece), 0) for piece in range(tiles.pieces)] if few else []
-        for into, here, done, column in (
-            (scratch.keys, scratch.keys_here, scratch.keys_done, key_column),
-            (scratch.values, scratch.values_here, scratch.values_done, value_column),
-        ):
+        for done, together in ((scratch.keys_done, with_keys), (scratch.values_done, [values])):
 
             @pl.when(turn >= stages)
             def _free(done: Any = done) -> None:
                 plgpu.barrier_wait(done.at[slot])
 
             for piece, page in enumerate(pages):
-                copy(page, tile, piece, slot, into, here, column)
+                for what in together:
+                    copy(what, page, tile, piece, slot)
 
             if not few:
 
                 @pl.loop(0, tiles.pieces + fixed_zero(tile))
-                def _each(piece: jax.Array, into: Any = into, here: Any = here, column: Any = column) -> None:
-                    copy(jnp.maximum(item.page(tile, piece), 0), tile, piece, slot, into, here, column)
+                def _each(piece: jax.Array, together: Any = together) -> None:
+                    page = jnp.maximum(item.page(tile, piece), 0)
+                    for what in together:
+                        copy(what, page, tile, piece, slot)
 
         return carry
 
     jax.lax.fori_loop(0, end - first, step, None)
+
+
+class _Copied(NamedTuple):
+    """What a producer copies of every tile.
+
+    Attributes:
+        source: `[P, page / slots, n]`: in the device's memory.
+        column: `i32[]`: the first that is copied.
+        into: `[stages, keys / slots, columns]`: in shared memory.
+        here: a barrier for each stage, which is told.
+        slots: slots of a row.
+    """
+
+    source: Any
+    column: jax.Array
+    into: Any
+    here: Any
+    slots: int = 1
 
 
 def _consume(item: Item[Geometry], wg: jax.Array) -> Sums:
@@ -201,20 +232,28 @@ def _consume(item: Item[Geometry], wg: jax.Array) -> Sums:
 
         plgpu.barrier_wait(scratch.keys_here.at[slot])
         keys = scratch.keys.at[slot]
+        scales = None
+        if geometry.scale_rows is not None:
+            scales = scratch.tile_scales.at[_anew(item, wg, tile), :, pl.ds(0, geometry.tiles.keys)]
+            column = jax.lax.rem(2 * item.head, jnp.int32(geometry.scale_rows.columns))
+            turn_scales(item, scratch.scales.at[slot], _anew(item, column, tile), scales, tile)
         if geometry.staged:
             keys = converted(item, scratch.keys, slot, scratch.key_tile, _anew(item, wg, tile))
             release(scratch.keys_done)
         scores = group.scores((scratch.queries.at[_anew(item, block, tile)], keys), then=partial(_pass_on, item))
         if not geometry.staged:
             release(scratch.keys_done)
+        if scales is not None:
+            scores = scores * by_column(group.columns(scales.at[0]), scores.shape)
         scores = masked(item, scores_of(scores, item.options, exact_tanh), tile, low, high)
-        (mixed, top, total), shares = folded(sums, scores, unit, geometry.dtype)
+        value_scales = None if scales is None else partial(group.columns, scales.at[1])
+        (mixed, top, total), shares = folded(sums, scores, unit, geometry.value_dtype, value_scales)
         if scratch.order is not None:
             plgpu.barrier_arrive(scratch.order)
         plgpu.barrier_wait(scratch.values_here.at[slot])
         values = scratch.values.at[slot]
         if geometry.staged:
-            room = scratch.value_tile if geometry.differ else scratch.key_tile
+            room = scratch.key_tile if geometry.values_replace_keys else scratch.value_tile
             values = converted(item, scratch.values, slot, room, _anew(item, wg, tile), tile)
             release(scratch.values_done)
         else:
@@ -246,7 +285,13 @@ def _pass_on(item: Item[Geometry]) -> None:
         plgpu.barrier_wait(item.scratch.order)
 
 
-def folded(sums: Sums, scores: jax.Array, unit: float, dtype: Any) -> tuple[Sums, jax.Array]:
+def folded(
+    sums: Sums,
+    scores: jax.Array,
+    unit: float,
+    dtype: Any,
+    scales: Callable[[], jax.Array] | None = None,
+) -> tuple[Sums, jax.Array]:
     """The sums as they are with a further tile's scores, but for its values, and its weights.
 
     Args:
@@ -254,12 +299,15 @@ def folded(sums: Sums, scores: jax.Array, unit: float, dtype: Any) -> tuple[Sums
         scores: `f32[64, keys]`, masked.
         unit: of `exponent_unit`.
         dtype: of the weights.
+        scales: reads those of the values, `f32[keys]`, by which the weights are multiplied; None: by nothing.
     """
     top = jnp.maximum(sums.top, jnp.max(scores, axis=1))
     fade = jnp.exp2((sums.top - top) * unit)
     weights = jnp.exp2((scores - by_row(top, scores.shape)) * unit)
     total = sums.total * fade + jnp.sum(weights, axis=1)
     mixed = sums.mixed * by_row(fade, sums.mixed.shape)
+    if scales is not None:
+        weights = weights * by_column(scales(), weights.shape)
     # Done before what follows: from here on the weights take half of the registers.
     mixed, top, total, shares = settled((mixed, top, total, weights.astype(dtype)))
     return Sums(mixed, top, total), shares

@@ -6,9 +6,14 @@
 With words, only the cases that name one of them. Exit status 1: some were wrong, or raced.
 """
 
+import os
 import sys
 import time
 from collections.abc import Sequence
+
+# Read when JAX is loaded: each warpgroup of a block waits in a thread of its own, of which there are otherwise as many
+# as cores; with two all would wait for ever.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
 from .gpu_cases import CASES, run_case
 

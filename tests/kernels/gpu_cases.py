@@ -14,12 +14,18 @@ from kvproof.kernels.gpu import attention, interpreted, schedule
 from kvproof.kernels.gpu.support import unsupported
 from kvproof.kernels.layout import layout_of
 from kvproof.kernels.options import AttentionOptions
+from kvproof.kernels.storage import ScaledPages
 
-from .reference import FULL, Batch, Mask, assert_close, dense_attention, make_batch
+from .reference import FULL, Batch, Mask, assert_close, dense_attention, make_batch, without_pages
 
-__all__ = ["CASES", "QUICK", "Case", "options_of", "run_case"]
+__all__ = ["CASES", "QUICK", "SCALED", "Case", "run_case"]
 
 HALF = jnp.bfloat16
+
+HOLED = ((5, 1, 1, 2), (70, 100, 66, 65), ((0, 2, -1), (1, 0, -(2**31)), (1, 5, 10**6)))
+"""Queries and tokens of sequences, some of them with pages that don't exist."""
+
+SCALED: dict[str, Any] = {"scaled_pages": True, "kv_dtype": jnp.float8_e4m3fn, "version": "v3"}
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ class Case:
         soft_cap: of scores, or None.
         value_scale: of values.
         multiprocessors: of the device that contexts are split for; of 1, they are not, and stages come round.
+        holes: pages that don't exist, as `without_pages` takes them.
         more: what else `make_batch` takes.
     """
 
@@ -48,6 +55,7 @@ class Case:
     soft_cap: float | None = None
     value_scale: float = 1.0
     multiprocessors: int = schedule.MULTIPROCESSORS
+    holes: tuple[tuple[int, int, int], ...] = ()
     more: dict[str, Any] = field(default_factory=dict)
 
     def batch(self) -> Batch:
@@ -55,7 +63,8 @@ class Case:
         given: dict[str, Any] = {"head_dim": 64, "page_size": 16, "dtype": HALF, "version": "v2"}
         given.update(self.more)
         heads: dict[str, Any] = {"num_q_heads": self.heads[0], "num_kv_heads": self.heads[1]}
-        return make_batch(np.random.default_rng(3), self.q_lens, self.kv_lens, mask=self.mask, **heads, **given)
+        batch = make_batch(np.random.default_rng(3), self.q_lens, self.kv_lens, mask=self.mask, **heads, **given)
+        return without_pages(batch, self.holes)
 
 
 CASES: dict[str, Case] = {
@@ -115,14 +124,49 @@ CASES: dict[str, Case] = {
         multiprocessors=1,
         more={"page_size": 64, "head_dim": 256, "kv_dtype": jnp.float8_e4m3fn, "version": "v3"},
     ),
+    "pages that don't exist": Case(HOLED[0], HOLED[1], (2, 1), holes=HOLED[2]),
+    "scaled, pages that don't exist": Case(HOLED[0], HOLED[1], (2, 1), holes=HOLED[2], more=SCALED),
+    "scaled int8, window, sinks": Case(
+        (1, 20), (156, 190), (6, 2), Mask(window=100), sinks=True, more=SCALED | {"kv_dtype": jnp.int8}
+    ),
+    "scaled e4m3, one head, v2, a soft cap on large scores": Case(
+        (1, 9, 1), (70, 90, 1), (4, 1), soft_cap=20.0, more=SCALED | {"version": "v2", "magnitude": 50.0}
+    ),
+    "scaled int8, float16, pages of eight, chunks": Case(
+        (1, 9, 30),
+        (156, 190, 30),
+        (4, 4),
+        Mask(chunk=50),
+        more=SCALED | {"page_size": 8, "kv_dtype": jnp.int8, "dtype": np.float16, "version": "v2"},
+    ),
+    "scaled e5m2, three heads, values smaller than keys, stages come round": Case(
+        (1, 20),
+        (900, 700),
+        (3, 3),
+        multiprocessors=1,
+        more=SCALED | {"page_size": 64, "kv_dtype": jnp.float8_e5m2, "head_dim": 192, "v_head_dim": 128},
+    ),
+    "scaled int8, pages of one, many heads, shared rows": Case(
+        (1, 5), (70, 65), (16, 16), more=SCALED | {"page_size": 1, "kv_dtype": jnp.int8}
+    ),
+    "scaled int8, pages of 72, heads of 256, not causal, padding": Case(
+        (1, 30),
+        (200, 150),
+        (4, 2),
+        Mask(causal=False),
+        more=SCALED | {"page_size": 72, "kv_dtype": jnp.int8, "head_dim": 256, "max_tokens": 50, "max_seqs": 5},
+    ),
+    "scaled int8, long and short, many parts": Case(
+        (1, 30, 1), (3000, 50, 700), (4, 2), more=SCALED | {"page_size": 32, "kv_dtype": jnp.int8, "head_dim": 128}
+    ),
     "heads of 256, not causal": Case((1, 30), (200, 250), mask=Mask(causal=False), more={"head_dim": 256}),
 }
 
-QUICK = ("small",)
+QUICK = ("pages that don't exist", "scaled, pages that don't exist")
 """Those that are run in CI: both kernels. Compiling them for the interpreter takes some seconds each time."""
 
 
-def options_of(case: Case, batch: Batch) -> AttentionOptions:
+def _options(case: Case, batch: Batch) -> AttentionOptions:
     """The options of a case."""
     dim, v_dim = batch.keys[0].shape[2], batch.values[0].shape[2]
     return AttentionOptions(
@@ -147,8 +191,10 @@ def run_case(case: Case) -> interpreted.Run:
         AssertionError: something is off, or the kernels don't take the case.
     """
     batch = case.batch()
-    options = options_of(case, batch)
-    arrays = [jnp.asarray(array) for array in batch.arrays]
+    options = _options(case, batch)
+    arrays: list[Any] = [jnp.asarray(array) for array in batch.arrays]
+    if batch.scales is not None:
+        arrays[1] = ScaledPages(arrays[1], jnp.asarray(batch.scales))
     reason = unsupported(options, arrays[0], arrays[1], arrays[3])
     assert reason is None, reason
     sinks = np.random.default_rng(5).standard_normal(case.heads[0]).astype(np.float32) if case.sinks else None

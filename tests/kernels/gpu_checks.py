@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kvproof.kernels import (
+    ScaledPages,
     fused_ragged_paged_attention,
     kv_cache_update,
     mla_paged_attention,
@@ -61,6 +62,7 @@ class Case:
         version: the cache's layout.
         dtype: of the queries.
         kv_dtype: of the cache; None: that of the queries.
+        scaled: whether every slot and head has a scale.
         mask: what a query reads.
         options: what else the call says.
         magnitude: what queries are multiplied by.
@@ -72,6 +74,7 @@ class Case:
     version: str = "v3"
     dtype: Any = jnp.bfloat16
     kv_dtype: Any = None
+    scaled: bool = False
     mask: Mask = FULL
     options: dict[str, Any] = field(default_factory=dict)
     magnitude: float = 1.0
@@ -88,6 +91,7 @@ class Case:
             version=self.version,
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
+            scaled_pages=self.scaled,
             max_tokens=sum(q_lens) + 3,
             max_seqs=len(q_lens) + 2,
             mask=self.mask,
@@ -106,6 +110,12 @@ CASES: dict[str, Case] = {
     "e5m2": Case(kv_dtype=jnp.float8_e5m2, version="v2", options=FP8),
     "int8": Case(kv_dtype=jnp.int8, options=INT8),
     "int8_window_page_64": Case(kv_dtype=jnp.int8, dtype=jnp.float16, page=64, mask=Mask(window=100), options=INT8),
+    "scaled_int8": Case(kv_dtype=jnp.int8, scaled=True),
+    "scaled_e4m3_float16_v2": Case(
+        kv_dtype=jnp.float8_e4m3fn, scaled=True, dtype=jnp.float16, version="v2", page=8, mask=Mask(window=100)
+    ),
+    "scaled_int8_one_kv_head": Case(heads=(8, 1), page=64, kv_dtype=jnp.int8, scaled=True, options={"soft_cap": 3.0}),
+    "scaled_e5m2_head_256": Case(heads=(8, 4), dim=256, page=72, kv_dtype=jnp.float8_e5m2, scaled=True),
     "many_heads": Case(heads=(64, 8), page=64),
     "one_to_one": Case(heads=(8, 8), page=128),
     "one_kv_head": Case(heads=(16, 1)),
@@ -137,7 +147,7 @@ def check_attention(case: Case, seed: int, q_lens: tuple[int, ...], kv_lens: tup
         AssertionError: it is not.
     """
     batch = case.batch(seed, q_lens, kv_lens)
-    out = ragged_paged_attention(*_placed(device, *batch.arrays), **_call(case), num_kv_heads=case.heads[1])
+    out = ragged_paged_attention(*_placed(device, *_arrays(batch)), **_call(case), num_kv_heads=case.heads[1])
     assert_close(out, dense_attention(batch, **case.options))
 
 
@@ -156,13 +166,14 @@ def check_fused(case: Case, seed: int, q_lens: tuple[int, ...], kv_lens: tuple[i
     slots = np.full(shape[0], -1, np.int32)
     live = [slot for q_len, own in zip(q_lens, batch.slots, strict=True) for slot in own[len(own) - q_len :]]
     slots[: len(live)] = live
-    queries, pages, *lengths = _placed(device, *batch.arrays)
+    queries, pages, *lengths = _placed(device, *_arrays(batch))
     keys, values, mapping = _placed(device, *rows, slots)
     call = _call(case)
     scales = {name: call[name] for name in ("k_scale", "v_scale") if name in call}
     out, after = fused_ragged_paged_attention(queries, keys, values, pages, *lengths, **call)
     expected = kv_cache_update(pages, keys, values, mapping, **scales)
-    np.testing.assert_array_equal(np.asarray(after).view(np.uint8), np.asarray(expected).view(np.uint8))
+    for ours, theirs in zip(jax.tree.leaves(after), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(np.asarray(ours).view(np.uint8), np.asarray(theirs).view(np.uint8))
     alone = ragged_paged_attention(queries, expected, *lengths, **call, num_kv_heads=case.heads[1])
     np.testing.assert_array_equal(np.asarray(out), np.asarray(alone))
 
@@ -239,6 +250,14 @@ def check_far_slots(device: Any, num_bytes: int) -> None:
     none = np.zeros((1, 1, 1, 1))
     batch = Batch(queries, none, None, kv_lens, table, starts, num_seqs, wide[0], wide[1], [slots], FULL)
     assert_close(out, dense_attention(batch))
+
+
+def _arrays(batch: Batch) -> list[Any]:
+    """The arguments of a call, the pages with their scales if they have some."""
+    arrays: list[Any] = [*batch.arrays]
+    if batch.scales is not None:
+        arrays[1] = ScaledPages(arrays[1], jnp.asarray(batch.scales))
+    return arrays
 
 
 def _placed(device: Any, *arrays: Any) -> list[Any]:

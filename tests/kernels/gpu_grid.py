@@ -7,12 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from kvproof.kernels import fused_ragged_paged_attention, ragged_paged_attention
 from kvproof.kernels.gpu.support import unsupported
 from kvproof.kernels.layout import CacheLayout
 from kvproof.kernels.options import AttentionOptions
+from kvproof.kernels.storage import ScaledPages, page_values
 
 from . import gpu_aot
 from .aot_grid import MASKS, SCALES
@@ -23,7 +23,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "fused": (False, True),
     "version": ("v3", "v2"),
     "queries": ("bfloat16", "float16", "float32"),
-    "cache": ("same", "float8_e4m3fn", "float8_e5m2", "int8"),
+    "cache": ("same", "float8_e4m3fn", "float8_e5m2", "int8", "scaled float8_e4m3fn", "scaled int8"),
     "heads": ((32, 8), (64, 8), (8, 8), (16, 1), (14, 2), (5, 5)),
     "head_dim": (128, 64, 80, 96, 192, 256),
     "page_size": (16, 64, 128, 1, 8, 32, 33, 256),
@@ -32,6 +32,8 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "sinks": (False, True),
 }
 """The options, the most usual value of each first."""
+
+_SCALED = "scaled "
 
 # So many pages that a copy of the cache can't be mistaken for what a call needs beside it.
 NUM_TOKENS, NUM_SEQS, CONTEXT, NUM_SLOTS = 512, 8, 4096, 2**20
@@ -84,7 +86,7 @@ class Account:
 
 
 def every_choice(only: Mapping[str, str]) -> Iterator[Choice]:
-    """All combinations, 276,480 of them, or those with some values.
+    """All combinations, 414,720 of them, or those with some values.
 
     Args:
         only: values of factors, as they are written.
@@ -95,7 +97,7 @@ def every_choice(only: Mapping[str, str]) -> Iterator[Choice]:
 
 
 def one_at_a_time(only: Mapping[str, str]) -> Iterator[Choice]:
-    """The most usual choice, and those that differ from it in one value, 31 in all; or those with some values.
+    """The most usual choice, and those that differ from it in one value, 33 in all; or those with some values.
 
     Args:
         only: values of factors, as they are written.
@@ -119,7 +121,7 @@ def account(choice: Choice) -> Account:
     done = gpu_aot.compile_for_gpu(function, *arguments, donate=donate)
     kernels = tuple((kernel.name, kernel.registers, kernel.spilled) for kernel in done.kernels)
     called, expected = gpu_aot.kernels_in(done.compiled), (3 if reason is None else 0) + int(choice.fused)
-    size, faults = int(np.prod(pages.shape)) * pages.dtype.itemsize, []
+    size, faults = page_values(pages).size * page_values(pages).dtype.itemsize, []
     if called != expected:
         faults.append(f"{called} kernels are called, not {expected}")
     if choice.fused and done.alias_bytes < size:
@@ -131,7 +133,7 @@ def account(choice: Choice) -> Account:
 
 def _dtypes(choice: Choice) -> tuple[Any, Any]:
     queries = jnp.dtype(choice.queries)
-    return queries, queries if choice.cache == "same" else jnp.dtype(choice.cache)
+    return queries, queries if choice.cache == "same" else jnp.dtype(choice.cache.removeprefix(_SCALED))
 
 
 def _layout(choice: Choice) -> CacheLayout:
@@ -151,14 +153,18 @@ def _program(choice: Choice) -> tuple[Any, tuple[Any, ...], Callable[..., Any]]:
     """The pages, all arguments, and the function of them."""
     dtype, cache = _dtypes(choice)
     (q_heads, heads), layout = choice.heads, _layout(choice)
-    pages = gpu_aot.shape((NUM_SLOTS // choice.page_size, choice.page_size, *layout.row_shape), cache)
+    scaled, slots = choice.cache.startswith(_SCALED), (NUM_SLOTS // choice.page_size, choice.page_size)
+    pages: Any = gpu_aot.shape((*slots, *layout.row_shape), cache)
+    if scaled:
+        scales: Any = gpu_aot.shape((*slots, 2 * heads), jnp.float32)
+        pages = ScaledPages(pages, scales)
     queries = gpu_aot.shape((NUM_TOKENS, q_heads, choice.head_dim), dtype)
     new = (gpu_aot.shape((NUM_TOKENS, heads, choice.head_dim), dtype),) * 2 if choice.fused else ()
     table = (NUM_SEQS, CONTEXT // choice.page_size)
     lengths = [gpu_aot.shape(shape, I32) for shape in ((NUM_SEQS,), table, (NUM_SEQS + 1,), (1,))]
     sinks = [gpu_aot.shape((q_heads,), jnp.float32)] if choice.sinks else []
     options: dict[str, Any] = {**MASKS[choice.mask], "soft_cap": choice.soft_cap}
-    options |= SCALES if cache.itemsize == 1 else {}
+    options |= SCALES if cache.itemsize == 1 and not scaled else {}
     run: Callable[..., Any] = fused_ragged_paged_attention if choice.fused else ragged_paged_attention
     if not choice.fused:
         options["num_kv_heads"] = heads

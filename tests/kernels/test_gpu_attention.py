@@ -11,37 +11,19 @@ import pytest
 
 pytest.importorskip("absl", reason="absl-py, which Mosaic GPU needs, is not installed")
 
-from kvproof.kernels.gpu import attention, combine, interpreted, walk
+from kvproof.kernels.gpu import combine, dead_keys, interpreted, walk
 from kvproof.kernels.gpu.geometry import CONSUMERS, ROWS, Geometry
 from kvproof.kernels.gpu.sinks import sink_rows
 from kvproof.kernels.gpu.walk import LOWEST
 from kvproof.kernels.layout import CacheLayout
 from kvproof.kernels.options import AttentionOptions
-from kvproof.kernels.xla import attention as xla
 
-from .gpu_cases import CASES, QUICK, Case, options_of, run_case
+from .gpu_cases import CASES, QUICK, SCALED, Case, run_case
 
 
 @pytest.mark.parametrize("name", QUICK)
 def test_attention(name: str) -> None:
     assert run_case(CASES[name]).minds == ""
-
-
-def test_pages_that_do_not_exist_are_not_read() -> None:
-    case = Case((1, 20), (100, 200), (2, 1))
-    batch = case.batch()
-    table = batch.page_table.copy()
-    for row, page in ((0, 2), (1, 0), (1, 5), (1, 12)):
-        table[row, page] = batch.kv_pages.shape[0] if page % 2 else -1
-    arrays = [jnp.asarray(array) for array in batch.arrays]
-    arrays[3] = jnp.asarray(table)
-    options = options_of(case, batch)
-
-    call = partial(attention.attend, sinks=None, options=options, interpret=interpreted.interpret_params())
-    done = interpreted.run(call, *arrays)
-    expected = np.asarray(partial(xla.attend, sinks=None, options=options)(*arrays), np.float32)
-    assert done.minds == ""
-    np.testing.assert_allclose(done.output.astype(np.float32), expected, atol=2**-7)
 
 
 @pytest.mark.parametrize("sunk", [True, False])
@@ -90,6 +72,13 @@ def test_values_that_are_not_cleaned_show(plant: Callable[[Any, str, Any], None]
     plant(walk, "clean", lambda *_: None)
     with pytest.raises(AssertionError, match="numbers are off"):
         run_case(Case((1,), (33,), (2, 1)))
+
+
+def test_scales_that_are_not_zeroed_show(plant: Callable[[Any, str, Any], None]) -> None:
+    """ATT-3: a weight of zero, times a scale that is NaN."""
+    plant(dead_keys, "_has_dead", lambda *_: jnp.bool_(False))
+    with pytest.raises(AssertionError, match="numbers are off"):
+        run_case(Case((1,), (33,), (2, 1), more=SCALED))
 
 
 def test_a_missing_wait_shows(plant: Callable[[Any, str, Any], None]) -> None:

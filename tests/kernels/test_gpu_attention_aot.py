@@ -10,6 +10,7 @@ from kvproof.kernels.gpu import attention, latents
 from kvproof.kernels.gpu.support import unsupported, unsupported_latents
 from kvproof.kernels.layout import CacheLayout
 from kvproof.kernels.options import AttentionOptions, MlaOptions
+from kvproof.kernels.storage import ScaledPages
 
 from . import gpu_aot
 from .gpu_aot import shape
@@ -20,22 +21,25 @@ HALF, E4M3, I8, I32 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float8_e4m3fn), jnp
 
 
 @pytest.mark.parametrize(
-    ("dims", "stored", "page_size", "num_pages"),
+    ("dims", "stored", "page_size", "num_pages", "scaled"),
     [
         # 2^31 bytes lie within the pool: coordinates of copies are 32 bits wide, addresses are not.
-        ((128, 128), HALF, 16, 2**20),
-        ((64, 64), E4M3, 64, 2**16),
-        ((64, 64), E4M3, 1, 2**22),  # whole rows are copied, for keys and for values
-        ((128, 128), I8, 16, 2**16),
-        ((128, 80), HALF, 64, 2**16),  # rows of values divide by other swizzles than those of keys
+        ((128, 128), HALF, 16, 2**20, False),
+        ((64, 64), E4M3, 64, 2**16, False),
+        ((64, 64), E4M3, 1, 2**22, False),  # whole rows are copied, for keys and for values
+        ((256, 256), I8, 16, 2**18, True),  # scales of 2^24 bytes
+        ((128, 80), HALF, 64, 2**16, False),  # rows of values divide by other swizzles than those of keys
     ],
 )
 def test_attention_compiles_without_spills(
-    dims: tuple[int, int], stored: jnp.dtype, page_size: int, num_pages: int
+    dims: tuple[int, int], stored: jnp.dtype, page_size: int, num_pages: int, scaled: bool
 ) -> None:
     layout, dim = CacheLayout("v3", 8, *dims, 4 // stored.itemsize), dims[0]
     options = AttentionOptions(layout, stored, dim**-0.5)
-    pages = shape((num_pages, page_size, *layout.row_shape), stored)
+    pages: Any = shape((num_pages, page_size, *layout.row_shape), stored)
+    if scaled:
+        scales: Any = shape((num_pages, page_size, 2 * 8), jnp.float32)
+        pages = ScaledPages(pages, scales)
     queries: Any = shape((256, 32, dim), HALF)
     table: Any = shape((8, 64), I32)
     assert unsupported(options, queries, pages, table) is None

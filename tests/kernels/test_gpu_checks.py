@@ -1,5 +1,6 @@
 """The checks for a real GPU hold on CPU, at small sizes, and find what is wrong."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -24,6 +25,13 @@ def test_checks_hold_on_cpu() -> None:
     check_fused(TINY, 0, *SMALL, cpu())
     check_update(TINY, 0, 9, 3, cpu())
     check_far_slots(cpu(), 2**18)
+
+
+def test_checks_of_scaled_pages_hold_on_cpu() -> None:
+    """ATT-1 to ATT-6, over pages whose scales are NaN where they are dead."""
+    case = replace(TINY, kv_dtype="int8", scaled=True)
+    check_attention(case, 0, *SMALL, cpu())
+    check_fused(case, 0, *SMALL, cpu())
 
 
 def test_a_wrong_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import heapq
 import re
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from kvproof.kernels.gpu import attention, geometry
 from kvproof.kernels.gpu.geometry import ROWS, Geometry, LatentGeometry
 from kvproof.kernels.gpu.schedule import Field, decode_items, most_blocks, most_extras, parts_of, prefill_blocks
 from kvproof.kernels.gpu.support import unsupported, unsupported_latents
-from kvproof.kernels.gpu.tiles import Tiles, cut
+from kvproof.kernels.gpu.tiles import Tiles, cut, scale_rows
 from kvproof.kernels.layout import CacheLayout
 from kvproof.kernels.options import AttentionOptions, MlaOptions
 from kvproof.kernels.ragged import clean_table, ragged
@@ -403,7 +404,47 @@ def test_what_is_left_to_xla_over_latents(changed: dict[str, Any], reason: str) 
     assert re.match(reason, latents(**changed) or "")
 
 
-def test_scaled_pages_are_left_to_xla() -> None:
-    pages = ScaledPages(shape((9, 16, 4, 128), jnp.int8), shape((9, 16, 4), F32))
-    options = AttentionOptions(CacheLayout("v2", 2, 128, 128, 1), jnp.dtype(jnp.int8), 1.0)
-    assert unsupported(options, shape((4, 8, 128), HALF), pages, shape((3, 5), jnp.int32)) is not None
+@given(page_size=st.integers(1, 300), heads=st.integers(1, 64))
+def test_scales_are_copied_in_whole_lines(page_size: int, heads: int) -> None:
+    """What the copy engine asks of rows and of copies, and that a head's two scales are among those copied."""
+    rows = cut(page_size).rows
+    of = scale_rows(rows, heads)
+    assert (of is None) == (rows * heads % 16 != 0)
+    if of is None:
+        return
+    assert page_size % of.slots == rows % of.slots == 0
+    assert of.slots * 2 * heads * 4 % 16 == 0
+    assert of.slots * of.columns * 4 % 16 == 0
+    assert of.slots * of.columns <= 256
+    assert rows * of.columns * 4 % 128 == 0
+    assert 2 * heads % of.columns == 0
+    assert of.columns % 2 == 0
+    assert heads % 2 or of.columns == 4 or rows * of.columns // 2 * 4 % 128 != 0
+
+
+def scaled_calls(heads: int, page_size: int, dim: int = 128, dtype: Any = HALF) -> str | None:
+    """Why a call over ScaledPages is left to XLA."""
+    layout = CacheLayout("v2", heads, dim, dim, 1)
+    pages = ScaledPages(shape((9, page_size, 2 * heads, 128), I8), shape((9, page_size, 2 * heads), F32))
+    queries = shape((4, heads, dim), dtype)
+    return unsupported(AttentionOptions(layout, I8, 1.0), queries, pages, shape((3, 5), jnp.int32))
+
+
+def test_which_scaled_pages_the_kernels_take() -> None:
+    assert scaled_calls(63, 256) is None
+    for heads, page_size in ((1, 16), (3, 32), (2, 8), (4, 4), (16, 1), (8, 72), (32, 128), (5, 256)):
+        assert scaled_calls(heads, page_size) is None
+        assert scaled_calls(heads, page_size, dim=256) is None
+    for heads, page_size in ((1, 8), (65, 16), (15, 1), (3, 72)):
+        assert re.match("the scales of .* heads are no whole 128 bytes", scaled_calls(heads, page_size) or "")
+    assert scaled_calls(8, 16, 208, F16) is None
+    assert re.match("a tile of keys and values takes", scaled_calls(8, 16, 224, F16) or "")
+
+
+def test_memory_of_scaled_pages_fits() -> None:
+    for heads, page_size, dim, splits in product((1, 2, 5, 8, 32), (8, 16, 64, 72), (64, 128, 192), (False, True)):
+        for dtype in (HALF, F16):
+            each = Geometry(CacheLayout("v3", heads, dim, dim, 4), 2, dtype, I8, page_size, splits, scaled=True)
+            assert each.stages >= 2
+            assert each.fixed_bytes + each.stages * each.stage_bytes <= geometry.SMEM_BYTES
+            assert each.values_replace_keys == (dtype == HALF)
