@@ -5,20 +5,20 @@ from typing import Any, ClassVar
 
 from ...backends.levels import Level
 from ...calls.contrast import contrast, shown
+from ...calls.datum import Call
 from ...calls.deviation import Outcome, attempt
-from ..base import Machine, Side
+from ..base import Side
+from ..calling import Calling
 from ..sides import Field
 
 __all__ = ["Alone"]
-
-Act = Callable[[Side], Any]
 
 
 def _as_it_is(value: Any) -> Any:
     return value
 
 
-class Alone(Machine):
+class Alone(Calling):
     """A machine that makes its calls on the backend only, and judges what comes of them by a model of its own.
 
     Attributes:
@@ -36,56 +36,57 @@ class Alone(Machine):
 
     # -- Calls --------------------------------------------------------------------------------------
 
-    def try_out(self, line: str, clause: str, act: Act, read: Callable[[Any], Any] = _as_it_is) -> Outcome:
+    def try_out(self, call: Call, clause: str, read: Callable[[Any], Any] = _as_it_is) -> Outcome:
         """Makes a call that may be answered or refused.
 
         Args:
-            line: the call as a report shows it.
+            call: the call.
             clause: the label that an answer which cannot be read is charged to.
-            act: makes it on the backend.
             read: makes of the answer what can be judged.
 
         Returns:
             The answer, read, or the refusal.
         """
+        row = self.row_of_call(call)[1]
+        line = self.line(call, row)
         self._note_made(None)
         self._before = dict(self.known)
         self.calls.append(line)
         with self.watched(clause, "an answer or a refusal"):
-            outcome = attempt(lambda: act(self.backend))
+            outcome = attempt(lambda: self.perform(self.backend, call, row))
         if outcome.error is not None:
             self.calls[-1] = f"{line}  # {type(outcome.error).__name__}"
             if not isinstance(outcome.error, Exception):  # which would end the engine
                 self.differ(clause, "an answer or a refusal", str(outcome), outcome.error)
             return outcome
+        self.backend.results[call.number] = outcome.value
         seen = attempt(lambda: read(outcome.value))
         self.calls[-1] = f"{line}  # {shown(seen.value) if seen.error is None else shown(outcome.value)}"
         if seen.error is not None:
             self.differ(clause, "an answer that can be read", f"{shown(outcome.value)}: {seen}", seen.error)
         return seen
 
-    def ask(self, line: str, clause: str, act: Act, read: Callable[[Any], Any] = _as_it_is) -> Any:
+    def ask(self, call: Call, clause: str, read: Callable[[Any], Any] = _as_it_is) -> Any:
         """Makes a call that must be answered, and returns the answer; see `try_out`."""
-        outcome = self.try_out(line, clause, act, read)
+        outcome = self.try_out(call, clause, read)
         self.compared(clause)
         if outcome.error is not None:
             self.differ(clause, "an answer: nothing is wrong with the call", str(outcome), outcome.error)
         return outcome.value
 
-    def refuse(self, line: str, clause: str, why: str, act: Act) -> None:
+    def refuse(self, call: Call, clause: str, why: str) -> None:
         """Makes a call that must be refused, by whatever exception, and that changes nothing (R1).
 
         A call whose refusal is not looked at is not made: nothing could be told after it.
 
         Args:
-            line: the call as a report shows it.
+            call: the call.
             clause: the label that an answer is charged to.
             why: what is wrong with it.
-            act: makes it on the backend.
         """
         if not self.session.refuses(clause):
             return
-        outcome = self.try_out(line, clause, act)
+        outcome = self.try_out(call, clause)
         self.compared(clause)
         if outcome.error is None:
             self.differ(clause, f"a refusal: {why}", f"no refusal, but {shown(outcome.value)}")

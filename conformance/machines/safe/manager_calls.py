@@ -2,18 +2,18 @@
 
 from typing import Any, Literal
 
-from kvproof.spec.declarations import EngineRequestStatus, Request
+from kvproof.spec.declarations import EngineRequestStatus
 
 from ...backends.loading import takes_parameter
 from ...calls.contrast import shown
-from ...calls.datum import Call, Ref
+from ...calls.datum import Call, Ref, Saying
 from ...calls.deviation import Outcome
-from ...calls.method import Method, perform
+from ...calls.method import Method
 from ..base import Both, Nothing
 from ..draws import Drawing
+from ..manager_base import MANAGER_REF, POOL_REF
 from ..manager_blame import Case
 from ..properties import operation
-from ..sides import Side
 from . import showing
 from .demand import Demand, demand
 from .manager_model import Lists
@@ -44,7 +44,7 @@ def _hit(found: Any) -> tuple[Lists, int]:
 
 
 class ManagerCalls(PartHits):
-    """A look-up's result is kept as `Both`: as the model reads it, and as the backend gave it."""
+    """Each is made on the backend, and judged by what the model knows. A look-up's result is kept as that reads it."""
 
     is_exact = False
 
@@ -53,17 +53,11 @@ class ManagerCalls(PartHits):
     @operation
     def look_up(self, name: str) -> Both:
         """Looks a request up; nothing changes by it, and what is found is its own and the longest that is resident."""
-        case = self.cases[name]
-        given: list[Any] = []
-
-        def act(side: Side) -> Any:
-            given.append(side.manager.get_computed_pages(case.request))
-            return given[0]
-
-        pages, length = self.ask(f"manager.get_computed_pages({name})", "MAN-1", act, _hit)
+        case, call = self.cases[name], self.call_of("get_computed_pages", MANAGER_REF, request=Ref(name))
+        pages, length = self.ask(call, "MAN-1", _hit)
         self.unchanged("MAN-1", "a look-up changes nothing")
         self.judge_hit(case, pages, length)
-        case.found = Both((pages, length), tuple(given[0]))
+        case.found, case.found_by = Both((pages, length)), call.number
         return case.found
 
     def judge_hit(self, case: Case, pages: Lists, length: int) -> None:
@@ -143,16 +137,19 @@ class ManagerCalls(PartHits):
         shown_all = resident is not None and {page for held in pages for page in held if page} <= set(resident)
         return "right" if shown_all and sources.are_certain else "either"
 
-    def part_of(self, found: Both, tokens: int) -> Both:
-        """The first pages of a hit, where the backend lets one make lists of pages."""
+    def hits_of(self, name: str, tokens: int) -> dict[str, Any]:
+        """See `ManagerMachine.hits_of`: all of a hit, where the backend lets nobody make lists of pages."""
         if not self.backend.names.offers("CachePages"):
-            self.session.lacks.add("CachePages")
-            return found
-        (lists, _), (pages, _) = found.spec, found.backend
-        ends = [tokens // group.page_size for group in self.world.groups]
-        first = tuple(held[:end] for held, end in zip(pages.pages, ends, strict=True))
-        shown_as = [held[:end] for held, end in zip(lists, ends, strict=True)]
-        return Both((shown_as, tokens), (self.backend.names.get("CachePages")(first), tokens))
+            found = self.cases[name].found
+            tokens = found.spec[1] if found is not None else tokens
+        return super().hits_of(name, tokens)
+
+    def lists_of(self, name: str, tokens: int) -> Lists:
+        """The pages of the first tokens of what a request's last look-up found."""
+        found = self.cases[name].found
+        lists, length = found.spec if found is not None else ([[] for _ in self.world.groups], tokens)
+        ends = [tokens // group.page_size if tokens < length else None for group in self.world.groups]
+        return [held[:end] for held, end in zip(lists, ends, strict=True)]
 
     def sought(self) -> list[str]:
         """See `ManagerSteps.sought`: what a look-up of a live request finds is policy."""
@@ -170,14 +167,16 @@ class ManagerCalls(PartHits):
 
     def call_badly(self, call: Call, clause: str, why: str) -> None:
         """See `ManagerFaults.call_badly`: any exception refuses it."""
-        row = self.row_of_call(call)[1]
         said = self.said_before(call)
-        self.refuse(self.line(call, row), clause, why, lambda side: perform(side, call, row))
+        self.refuse(call, clause, why)
         self.say_again(said)
 
     def show(self, ref: Ref) -> str:
         """See `Calling.show`: the side of the specification has nothing."""
-        return str(ref.path[-1]) if ref.of == "pages" else str(ref)
+        if not isinstance(ref.of, int):
+            return str(ref.path[-1] if ref.of == "pages" else ref)
+        found = self.backend.thing(ref)
+        return str(showing.ids_of([found])[0]) if ".pages" in ref.path else f"<pages {showing.ids_of(found)}>"
 
     def hit_badly(self, data: Drawing) -> None:
         """See `ManagerFaults.hit_badly`: by a waiting request, where the backend's pages are known."""
@@ -236,32 +235,24 @@ class ManagerCalls(PartHits):
             options: the other arguments, those left out that the backend's manager does not take.
         """
         case = self.cases[name]
-        found = None if hits is None else case.found
-        if found is not None and hits is not None and hits < found.spec[1]:
-            found = self.part_of(found, hits)
-        options = {option: value for option, value in options.items() if self.takes(option)}
-        lists, tokens = found.spec if found is not None else ([[] for _ in self.world.groups], 0)
+        request = Saying(Ref(name), (("num_computed_tokens", case.request.num_computed_tokens),))
+        given = {} if hits is None else self.hits_of(name, hits)
+        given |= {option: value for option, value in options.items() if self.takes(option)}
+        call = self.call_of("allocate_slots", MANAGER_REF, request=request, num_new_tokens=new, **given)
+        tokens = int(given.get("num_new_computed_tokens", 0))
+        lists = self.lists_of(name, tokens) if "new_computed_pages" in given else [[] for _ in self.world.groups]
         computed = int(case.request.num_computed_tokens)
         promised = computed + tokens + int(new)
         least = max(case.least, self.reached.get(name, 0), case.given if self.world.has_states else 0)
         if case.live and not least <= computed <= case.slots:
             raise Nothing  # made again, where that is bad input
-        slots = min(promised + options.get("num_lookahead_tokens", 0), self.max_model_len)
+        slots = min(promised + self.lookahead_of(call), self.max_model_len)
         standing = self.standing(case, lists, tokens) if promised <= self.max_model_len else "wrong"
         if standing == "wrong" and not self.session.gives_bad_input:
             raise Nothing
         wanted = demand(self.world.groups, self.lists, name, lists, computed, promised, slots)
         sources = self.sources(case, tokens) if self.amid and standing != "wrong" else Sources()
-        more = "".join(f", {option}={value!r}" for option, value in options.items())
-        with_hits = f", {tokens}, <pages {lists}>" if found is not None else ""
-        at = f"  [num_computed_tokens={case.request.num_computed_tokens!r}]" if computed else ""
-        given = (tokens, found.backend[0]) if found is not None else ()
-        answer = self.try_out(
-            f"manager.allocate_slots({name}, {new!r}{with_hits}{more}){at}",
-            "MAN-2",
-            lambda side: side.manager.allocate_slots(case.request, new, *given, **options),
-            lambda pages: None if pages is None else showing.ids_of(pages),
-        )
+        answer = self.try_out(call, "MAN-2", lambda pages: None if pages is None else showing.ids_of(pages))
         self.compared("MAN-2")
         self.judge_answer(answer, standing, wanted, sources)
         if answer.error is not None:
@@ -276,7 +267,7 @@ class ManagerCalls(PartHits):
             if self.amid:
                 self.judge_sources(sources)
                 self.judge_copies(name, answer.value, tokens)
-            self.write_granted(name, computed + tokens, promised, bool(options.get("delay_cache_pages")))
+            self.write_granted(name, computed + tokens, promised, bool(given.get("delay_cache_pages")))
             self.settle("MAN-2")
             self.judge_new(name, answer.value)
             if not self.amid:
@@ -413,12 +404,8 @@ class ManagerCalls(PartHits):
         ]
         copied = bool(self.amid) or any(group.kind == "aligned" for group in self.world.groups)
         if copied and self.offers("manager", "take_page_copies"):
-            taken = self.ask(
-                "manager.take_page_copies()",
-                "MAN-13",
-                lambda side: side.manager.take_page_copies(),
-                lambda noted: [tuple(map(int, copy)) for copy in noted],
-            )
+            call = self.call_of("take_page_copies", MANAGER_REF)
+            taken = self.ask(call, "MAN-13", lambda noted: [tuple(map(int, copy)) for copy in noted])
             if self.amid:
                 taken = self.judge_part_copies(name, given, found, taken)
             if copies or taken or not self.amid:
@@ -431,8 +418,7 @@ class ManagerCalls(PartHits):
         if not case.live or count > case.given:
             raise Nothing
         self.write(name, count)
-        line = f"manager.cache_pages({name}, {count})"
-        self.ask(line, "MAN-3", lambda side: side.manager.cache_pages(case.request, count))
+        self.ask(self.call_of("cache_pages", MANAGER_REF, request=Ref(name), num_computed_tokens=count), "MAN-3")
         case.published = max(case.published, min(count, case.request.num_tokens))
         self.settle("MAN-3")
 
@@ -447,12 +433,9 @@ class ManagerCalls(PartHits):
                 if group.kind not in ("full", "mla") or len(set(pages)) > 1 or count != len(running):
                     break
                 counts[number] += 1
-        answer = self.ask(
-            f"manager.get_num_common_prefix_pages({asked}, {count})",
-            "MAN-10",
-            lambda side: side.manager.get_num_common_prefix_pages(self.cases[asked].request, count),
-            lambda found: list(map(int, found)),
-        )
+        given = {"request": Ref(asked), "num_scheduled_requests": count}
+        call = self.call_of("get_num_common_prefix_pages", MANAGER_REF, **given)
+        answer = self.ask(call, "MAN-10", lambda found: list(map(int, found)))
         self.hold("MAN-10", answer == counts, f"{counts}, as {self.lists} are held", f"{answer}")
 
     # -- Giving back ------------------------------------------------------------------------------------
@@ -473,7 +456,6 @@ class ManagerCalls(PartHits):
         if written is not None:
             written = max(written, self.reached.get(name, 0))
         clause = "MAN-5" if written is None else "MAN-4"
-        told = "" if written is None else f", num_written={written}"
         withdrawn = self.withdrawn(name, written) if case.live else {}
         void = {
             other: min(place * group.page_size for group, place in self.where(other, withdrawn))
@@ -487,12 +469,10 @@ class ManagerCalls(PartHits):
         elif case.live:
             self.keep(name)
         was_live, case.live = case.live, False
-        answer = self.ask(
-            f"manager.free({name}{told})",
-            self.session.noticed(clause) if was_live else clause,
-            lambda side: side.manager.free(case.request, *(() if written is None else (written,))),
-            lambda held: [] if held is None and written is None else sorted(map(str, held)),
-        )
+        given = {} if written is None else {"num_written": written}
+        call = self.call_of("free", MANAGER_REF, request=Ref(name), **given)
+        label = self.session.noticed(clause) if was_live else clause
+        answer = self.ask(call, label, lambda held: sorted(map(str, held)))
         case.request.num_computed_tokens = 0
         self.lists = {other: lists for other, lists in self.lists.items() if other != name}
         for page in withdrawn:
@@ -522,9 +502,7 @@ class ManagerCalls(PartHits):
         """See `Admission.free_a_namesake`; no engine does this to itself."""
         if not self.session.gives_bad_input:
             return
-        stranger = Request(name, self.cases[name].tokens)
-        line = f"manager.free(<another request {name!r}>)"
-        self.ask(line, "MAN-5", lambda side: side.manager.free(stranger), lambda held: held or [])
+        self.ask(self.call_of("free", MANAGER_REF, request=self.namesake(name)), "MAN-5")
         self.unchanged("MAN-5", "another object with that id is not that request")
 
     @operation
@@ -532,8 +510,7 @@ class ManagerCalls(PartHits):
         """See `Admission.drop_keys`."""
         if not self.offers("manager", "free_page_hashes"):
             return
-        line = f"manager.free_page_hashes({name})"
-        self.ask(line, "MAN-6", lambda side: side.manager.free_page_hashes(self.cases[name].request))
+        self.ask(self.call_of("free_page_hashes", MANAGER_REF, request=Ref(name)), "MAN-6")
         self.unchanged("MAN-6", "dropped keys change nothing else")
 
     # -- Forgetting -------------------------------------------------------------------------------------
@@ -546,7 +523,7 @@ class ManagerCalls(PartHits):
     def evict(self, pages: list[int]) -> None:
         """See `ManagerSteps.evict`: nothing else changes."""
         before = self.cached_pages()
-        self.ask(f"manager.page_pool.evict_pages({pages})", "POOL-11", lambda side: side.pool.evict_pages(pages))
+        self.ask(self.call_of("evict_pages", POOL_REF, page_ids=pages), "POOL-11")
         self.hidden |= set(pages)
         self.kept -= self.hidden
         self.settle("POOL-11")
@@ -560,7 +537,7 @@ class ManagerCalls(PartHits):
         if not self.offers("manager", "reset_prefix_cache"):
             raise Nothing
         idle = self.num_free == self.world.num_pages - 1
-        done = self.ask("manager.reset_prefix_cache()", "POOL-9", lambda side: side.manager.reset_prefix_cache(), bool)
+        done = self.ask(self.call_of("reset_prefix_cache", MANAGER_REF), "POOL-9", bool)
         self.hold("POOL-9", done == idle, f"{idle}, as {self.lists} are held", f"{done}")
         if not done:
             self.unchanged("POOL-9", "a reset that did nothing")

@@ -63,27 +63,27 @@ class ManagerModel(Alone, GroupSteps):
         self.options = {name: value for name, value in wanted.items() if takes_parameter(made, name)}
         flags = (world.caching, True) if world.use_eagle else (world.caching,)
 
-        def act(side: Side) -> dict[str, Any]:
-            groups = [group.declared(n, side.names, self.spec.names) for n, group in enumerate(world.groups)]
-            manager = made(world.num_pages, groups, world.max_model_len, *flags, **self.options)
-            pool = getattr(manager, "page_pool", None)
-            views = showing.known_views(pool, not self.lacks("queue"))
-            return {"manager": manager, "pool": pool, "pages": views}
-
-        self.build_backend(f"manager = {self.construction(world, flags)}", "MAN-2", act)
+        line = f"manager = {self.construction(world, flags)}"
+        self.build_backend(line, "MAN-2", lambda side: self.parts(side, self.new_manager(side)))
         self.show_fields(self.readers())
         self.settle("MAN-2")
+
+    def parts(self, side: Side, manager: Any) -> dict[str, Any]:
+        """See `ManagerMachine.parts`: a manager may show no pool."""
+        del side
+        pool = getattr(manager, "page_pool", None)
+        return {"manager": manager, "pool": pool, "pages": showing.known_views(pool, not self.lacks("queue"))}
 
     def readers(self) -> Mapping[str, Any]:
         """What a manager may show, each by what reads it off; None is read off what it does not show."""
         return {
             "pages of requests": self.read_lists,
-            "number of free pages": lambda side: showing.num_free(side.pool),
-            "free pages": lambda side: showing.free_in_queue(side.pool),
-            "usage": lambda side: round(float(side.manager.usage), 9) if hasattr(side.manager, "usage") else None,
-            "pages with a count": lambda side: showing.with_count(side.pages),
-            "pages with a hash": lambda side: showing.with_hash(side.pages),
-            "cached pages": lambda side: showing.resident(side.manager, side.pool, side.pages),
+            "number of free pages": showing.num_free,
+            "free pages": showing.free_in_queue,
+            "usage": showing.usage,
+            "pages with a count": showing.with_count,
+            "pages with a hash": showing.with_hash,
+            "cached pages": showing.resident,
         }
 
     def read_lists(self, side: Any) -> dict[str, Lists]:

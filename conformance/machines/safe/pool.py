@@ -125,14 +125,14 @@ class SafePool(PoolMachine):
         del options
         began = {id(side): getattr(side.pages[0], "ref_cnt", 0) for side in (self.spec, self.backend)}
         readers: dict[str, tuple[str, Callable[[Side], object]]] = {
-            "ref_cnt": ("POOL-5", lambda side: showing.counts(side.pages)),
-            "number of free pages": ("POOL-2", lambda side: showing.num_free(side.pool)),
-            "pages in the queue": ("POOL-2", lambda side: showing.free_in_queue(side.pool)),
-            "usage": ("POOL-10", lambda side: showing.usage(side.pool)),
-            "null page": ("POOL-1", lambda side: showing.null_page(side.pool)),
+            "ref_cnt": ("POOL-5", showing.counts),
+            "number of free pages": ("POOL-2", showing.num_free),
+            "pages in the queue": ("POOL-2", showing.free_in_queue),
+            "usage": ("POOL-10", showing.usage),
+            "null page": ("POOL-1", showing.null_page),
             "change of its count": ("POOL-1", lambda side: getattr(side.pages[0], "ref_cnt", 0) - began[id(side)]),
-            "hashed pages": ("POOL-7", lambda side: showing.with_hash(side.pages)),
-            "cached pages": ("POOL-7", lambda side: showing.resident(side.pool, side.pool, side.pages)),
+            "hashed pages": ("POOL-7", showing.with_hash),
+            "cached pages": ("POOL-7", showing.resident),
         }
         shown = {name: known for name, known in readers.items() if known[1](self.backend) is not None}
         if "cached pages" not in shown:
@@ -232,7 +232,7 @@ class SafePool(PoolMachine):
         """
         made = self._trace[-1] if self._trace else None
         if not fixed and isinstance(made, Call) and made.method not in ("get_cached_page", "evict_pages"):
-            seen = attempt(lambda: showing.resident(self.backend.pool, self.backend.pool, self.backend.pages)).value
+            seen = attempt(lambda: showing.resident(self.backend)).value
             gone = [] if seen is None else [page for page in self.cached() if page not in seen]
             fresh = self.ids(made.arguments["pages"]) if made.method == "cache_full_pages" else []
             alone = [

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...calls.readings import page_views
+from ..sides import Side
 
 __all__ = [
     "cached_in_map",
@@ -40,31 +41,33 @@ def known_views(pool: Any, queue: bool) -> dict[int, Any]:
     return page_views(pool, queue) if all(hasattr(pool, name) for name in names) else {}
 
 
-def num_free(pool: Any) -> int | None:
+def num_free(side: Side) -> int | None:
     """How many pages a pool says are free."""
-    return int(pool.get_num_free_pages()) if hasattr(pool, "get_num_free_pages") else None
+    return int(side.pool.get_num_free_pages()) if hasattr(side.pool, "get_num_free_pages") else None
 
 
-def usage(pool: Any) -> float | None:
-    """The part of a pool's pages that is in use."""
-    return round(float(pool.get_usage()), 9) if hasattr(pool, "get_usage") else None
+def usage(side: Side) -> float | None:
+    """The part of the pages that is in use, as a manager says, or a pool without one."""
+    whole = getattr(side, "manager", side.pool)
+    said = whole.get_usage() if hasattr(whole, "get_usage") else getattr(whole, "usage", None)
+    return None if said is None else round(float(said), 9)
 
 
-def null_page(pool: Any) -> int | None:
+def null_page(side: Side) -> int | None:
     """The id of a pool's null page."""
-    return int(pool.null_page.page_id) if hasattr(pool, "null_page") else None
+    return int(side.pool.null_page.page_id) if hasattr(side.pool, "null_page") else None
 
 
-def free_in_queue(pool: Any) -> list[int] | None:
+def free_in_queue(side: Side) -> list[int] | None:
     """The pages that a pool shows as free, in the order of their ids."""
-    if not hasattr(pool, "free_page_queue"):
+    if not hasattr(side.pool, "free_page_queue"):
         return None
-    return sorted(int(page.page_id) for page in pool.free_page_queue.get_all_free_pages())
+    return sorted(int(page.page_id) for page in side.pool.free_page_queue.get_all_free_pages())
 
 
-def cached_in_map(pool: Any) -> list[int] | None:
+def cached_in_map(side: Side) -> list[int] | None:
     """The pages in a pool's cached map: under each key one page, several of them, or a mapping to them."""
-    found = getattr(pool, "cached_page_hash_to_page", None)
+    found = getattr(side.pool, "cached_page_hash_to_page", None)
     if found is None:
         return None
     listed: list[int] = []
@@ -74,35 +77,36 @@ def cached_in_map(pool: Any) -> list[int] | None:
     return sorted(listed)
 
 
-def with_count(views: Mapping[int, Any]) -> list[int] | None:
+def with_count(side: Side) -> list[int] | None:
     """The pages whose views have a count of 1 or more, the null page left out."""
-    found = counts(views)
+    found = counts(side)
     return None if found is None else [page for page, count in found.items() if count > 0]
 
 
-def counts(views: Mapping[int, Any]) -> dict[int, int] | None:
+def counts(side: Side) -> dict[int, int] | None:
     """How often each page but the null page is held."""
+    views = side.pages
     if not views or not hasattr(views[0], "ref_cnt"):
         return None
     return {page: int(view.ref_cnt) for page, view in views.items() if page}
 
 
-def with_hash(views: Mapping[int, Any]) -> list[int] | None:
+def with_hash(side: Side) -> list[int] | None:
     """The pages whose views have a hash."""
+    views = side.pages
     if not views or not hasattr(views[0], "page_hash"):
         return None
     return sorted(page for page, view in views.items() if view.page_hash is not None)
 
 
-def resident(manager: Any, pool: Any, views: Mapping[int, Any]) -> list[int] | None:
+def resident(side: Side) -> list[int] | None:
     """The pages that a backend shows to be cached, each once, in the order of their ids.
 
     Its cached map tells; else the hashes of its page views; else the manager's ``resident_page_ids()``, which is for
     designs that have neither.
     """
-    for found in (cached_in_map(pool), with_hash(views)):
+    for found in (cached_in_map(side), with_hash(side)):
         if found is not None:
             return sorted(set(found))
-    if hasattr(manager, "resident_page_ids"):
-        return sorted({int(page) for page in manager.resident_page_ids()})
-    return None
+    whole = getattr(side, "manager", side.pool)
+    return sorted({int(page) for page in whole.resident_page_ids()}) if hasattr(whole, "resident_page_ids") else None
