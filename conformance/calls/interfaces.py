@@ -2,6 +2,7 @@
 
 from .arrays import ATTENTION, CACHE, SCHEDULER, SIZES, VIEW
 from .cache import CACHES
+from .follower import FOLLOWER
 from .hash import HASHING
 from .kinds import NONE, PLAIN
 from .manager import MANAGER, PAGE_LISTS, SHARDS
@@ -34,7 +35,7 @@ REQUEST = Table(
 
 
 INTERFACES: tuple[Table, ...] = (
-    *(QUEUE, PAGE, POOL, TABLE, TABLES, MANAGER, SHARDS, PAGE_LISTS),
+    *(QUEUE, PAGE, POOL, TABLE, TABLES, MANAGER, SHARDS, PAGE_LISTS, FOLLOWER),
     *(CACHE, VIEW, ATTENTION, SIZES, CACHES, HASHING, SCHEDULER),
 )
 """The tables; `tests/conformance/test_calls.py` holds them against the names of the specification."""

@@ -1,16 +1,20 @@
 """The events machine: what a manager tells of its cache, who follows it, and what it counts."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kvproof.spec.declarations import CacheCleared, CacheEvent, PageRemoved, PageStored
 
 from ..backends.loading import Backend
 from ..calls.arrays import ATTENTION
+from ..calls.datum import Holder, Ref, simpler
+from ..calls.follower import FOLLOWER
 from ..calls.method import Table
-from .base import Side
-from .draws import NO_LISTS, Drawing
+from .calling import Calls
+from .draws import Drawing
 from .groups import MIXED, GroupSteps
-from .properties import operation, start, step
+from .properties import start, step
 from .worlds import World, worlds
 
 __all__ = ["Events"]
@@ -28,13 +32,61 @@ _FAULTS = 4
 """Events that cannot come next are drawn so often in a step: there are many, and each is refused at once."""
 
 
+_FOLLOWER = Ref("follower")
+_SEED = b"kvproof"
+
+
+@dataclass(frozen=True)
+class KeysOf:
+    """A side's own keys of a request's full pages.
+
+    Attributes:
+        request: the request.
+        page_size: tokens in a page.
+    """
+
+    request: Ref
+    page_size: int
+
+    def made_on(self, holder: Holder) -> list[Any]:
+        """The keys."""
+        sha256, root = holder.names.get("sha256"), holder.names.get("init_none_hash")(_SEED)
+        hashed = holder.names.get("hash_request_tokens")
+        return list(hashed(sha256, self.page_size, holder.thing(self.request), none_hash=root))
+
+    def __str__(self) -> str:
+        return f"<keys of {self.request}, page size {self.page_size}>"
+
+
+@dataclass(frozen=True)
+class AndAllAgain:
+    """Events, and behind them those that a follower tells to one that comes late: what counts follows the last clear.
+
+    Attributes:
+        before: the events before them.
+    """
+
+    before: tuple[CacheEvent, ...]
+
+    def made_on(self, holder: Holder) -> list[CacheEvent]:
+        """All of them."""
+        return [*self.before, *holder.thing(_FOLLOWER).events()]
+
+    def simpler(self) -> Iterator["AndAllAgain"]:
+        """Fewer events before them."""
+        yield from map(AndAllAgain, simpler(self.before))
+
+    def __str__(self) -> str:
+        return f"[*{list(self.before)!r}, *follower.events()]"
+
+
 class Events(GroupSteps):
     """After every call events, a follower's cached map and counters are compared; in some examples events are off."""
 
     name = "events"
     capability = "events"
     examples = 30
-    tables: ClassVar[tuple[Table, ...]] = (*GroupSteps.tables, ATTENTION)
+    tables: ClassVar[tuple[Table, ...]] = (*GroupSteps.tables, FOLLOWER, ATTENTION)
     needs: ClassVar[tuple[str, ...]] = (
         *GroupSteps.needs,
         *("CacheFollower", "CacheManager.take_events", "CacheManager(enable_events)", _COUNTING),
@@ -54,82 +106,33 @@ class Events(GroupSteps):
         self.build_managers(world)
 
     @step(when=lambda self: self.cases)
-    def ask_the_follower(self, data: Drawing) -> None:
+    def ask_the_follower(self, data: Drawing) -> Calls:
         """How many leading pages of a request a follower knows to be cached, in one group or in several."""
         name = data.one_of(list(self.cases))
         asked = data.one_of(range(len(self.world.groups)))
         groups = data.one_of([[asked], [asked], [0], list(range(len(self.world.groups))), []])
-        self.ask_for(name, asked, groups)
-
-    @operation
-    def ask_for(self, name: str, asked: int, groups: list[int]) -> None:
-        """Asks the follower for a request's pages of one group's size."""
-        size = self.world.groups[asked].page_size
-        self.call(
-            f"follower.num_cached_pages(<keys of {name}, page size {size}>, {groups})",
-            lambda side: side.follower.num_cached_pages(self.keys(side, name, size), groups),
-            "MAN-12",
-        )
-
-    def keys(self, side: Side, name: str, size: int) -> list[Any]:
-        """A side's own keys of a request's full pages."""
-        root = side.names.get("init_none_hash")(self.options["hash_seed"])
-        hashed = side.names.get("hash_request_tokens")
-        return list(hashed(side.names.get("sha256"), size, self.cases[name].request, none_hash=root))
+        keys = KeysOf(Ref(name), self.world.groups[asked].page_size)
+        yield self.call_of("num_cached_pages", _FOLLOWER, page_hashes=keys, kv_cache_group_ids=groups)
 
     def follows_anew(self) -> bool:
         """Whether the follower tells what it knows to one that comes late."""
         return self.offers("follower", "events")
 
     @step(when=follows_anew)
-    def tell_anew(self, data: Drawing) -> None:
+    def tell_anew(self, data: Drawing) -> Calls:
         """A follower is told all that is cached once more, in one batch with what it should forget of it."""
         page, cleared = self.world.num_pages + 7, CacheCleared()
         new, gone = PageStored(0, page, b"2", None, (0,), None), PageRemoved(0, page, b"2")
-        self.tell_all_again(data.one_of([[], [cleared], [new], [new, gone], [cleared, new]]))
-
-    @operation
-    def tell_all_again(self, before: list[CacheEvent]) -> None:
-        """The events of a follower that comes late, behind others: all that counts is what follows the last clear."""
-        self.call(
-            f"follower.apply([*{before!r}, *follower.events()])",
-            lambda side: side.follower.apply([*before, *side.follower.events()]),
-            "MAN-12",
-        )
+        before: list[tuple[CacheEvent, ...]] = [(), (cleared,), (new,), (new, gone), (cleared, new)]
+        yield self.call_of("apply", _FOLLOWER, events=AndAllAgain(data.one_of(before)))
 
     @step(when=lambda self: self.cases)
     def misuse_the_follower(self, data: Drawing) -> None:
         """Events that cannot come next, after one that can: none of them is followed. Texts of events that are none."""
-        cached = [told[1:] for told in self.spec.told if told[0] == "PageStored" and self.is_cached(told[2])]
-        group, page, digest = cached[-1][:3] if cached else (0, 1, b"1")
-        new = PageStored(0, self.world.num_pages + 7, b"2", None, (0,), None)
-        wrong: list[Any] = [
-            PageRemoved(0, self.world.num_pages + 8, b"1"),
-            PageRemoved(group, page, b"another"),
-            PageRemoved(group + 1, page, digest),
-            *([PageStored(group, page, b"3", None, (0,), None)] if cached else []),
-            new,
-        ]
-        stored = PageStored(0, self.world.num_pages + 8, b"3", None, (0,), None)
-        no_fields: dict[str, list[Any]] = {
-            "group_id": [-1],
-            "page_id": [0, True],
-            "page_hash": ["3"],
-            "parent_hash": [5, "3"],
-            "token_ids": [[0]],
-            "extra_keys": [[1]],
-        }
-        odd = [stored._replace(**{name: value}) for name, values in no_fields.items() for value in values]
-        seldom = [*([new, event] for event in odd), [new, None], [new, "event"], *NO_LISTS]
         for _ in range(_FAULTS):
-            self.follow_in_vain(data.likely([[new, event] for event in wrong], seldom))
+            self.make_call(self.spoilt(FOLLOWER["apply"], data))
         if data.one_of([True, False]):
             self.spoil(data, "events")
-
-    @operation
-    def follow_in_vain(self, events: Any) -> None:
-        """A follower is told what cannot come next."""
-        self.call(f"follower.apply({events!r})", lambda side: side.follower.apply(events), "MAN-12")
 
     def is_cached(self, page: int) -> bool:
         """Whether a page is cached now."""

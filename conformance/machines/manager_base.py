@@ -166,8 +166,8 @@ class ManagerMachine(ManagerBlame, Calling):
             return MANAGER, HIT_AGAIN
         if call.target is None:
             return cls.row_of(call.method)
-        table = {MANAGER_REF.of: cls.tables[0], POOL_REF.of: POOL}.get(call.target.of, REQUEST)
-        table = PAGE_LISTS if isinstance(call.target.of, int) else table
+        held = {cls.held_as.get(table.name, table.name): table for table in (POOL, *reversed(cls.tables))}
+        table = PAGE_LISTS if isinstance(call.target.of, int) else held.get(call.target.of, REQUEST)
         return table, table[call.method]
 
     def call_manager(self, method: str, **arguments: Any) -> Both:

@@ -59,21 +59,26 @@ class ManagerFaults(Admission):
 
     def can_call(self, row: Method) -> bool:
         """See `Calling.can_call`: what a manager lacks is not called."""
-        if not self.row_of(row.name)[0].owner:
+        table, _ = self.row_of(row.name)
+        if not table.owner:
             return self.backend.names.offers(row.name)
-        return row.form == "build" or hasattr(self.backend.manager, row.name)
+        return row.form == "build" or hasattr(self.backend.thing(self.ref_of(table)), row.name)
 
     def can_spoil(self, row: Method, argument: str) -> bool:
         """See `Calling.can_spoil`: a manager may be another object than its class makes it look."""
-        of_manager = row.form != "build" and self.row_of(row.name)[0].owner
-        if not of_manager or argument not in left_out(f"{self.made}.{row.name}"):
+        table, _ = self.row_of(row.name)
+        if row.form == "build" or not table.owner or argument not in left_out(f"{table.owner}.{row.name}"):
             return super().can_spoil(row, argument)
-        return takes_parameter(getattr(self.backend.manager, row.name), argument)
+        return takes_parameter(getattr(self.backend.thing(self.ref_of(table)), row.name), argument)
+
+    def ref_of(self, table: Table) -> Ref:
+        """The object that a side has of an interface."""
+        return Ref(self.held_as.get(table.name, table.name))
 
     def target_of(self, table: Table, source: Drawing) -> Ref:
         """See `Calling.target_of`."""
-        del table, source
-        return MANAGER_REF
+        del source
+        return self.ref_of(table)
 
     def spoil(self, data: Drawing, capability: str = "") -> None:
         """Makes a call with one argument wrong, of a method that a capability has; as a rule of those without.

@@ -21,6 +21,7 @@ from kvproof.conformance.calls.datum import (
     simpler,
     written,
 )
+from kvproof.conformance.calls.follower import FOLLOWER
 from kvproof.conformance.calls.interfaces import INTERFACES
 from kvproof.conformance.calls.manager import MANAGER, PAGE_LISTS, SHARDS
 from kvproof.conformance.calls.method import Method, Table
@@ -33,7 +34,7 @@ from kvproof.conformance.calls.unspoilt import UNSPOILT, unspoilt
 from kvproof.conformance.engine.scheduler import Scheduler
 from kvproof.spec import CLAUSES, CacheSalt
 
-OF_SPEC = (QUEUE, PAGE, POOL, TABLE, TABLES, MANAGER, SHARDS, PAGE_LISTS, CACHE, VIEW)
+OF_SPEC = (QUEUE, PAGE, POOL, TABLE, TABLES, MANAGER, SHARDS, PAGE_LISTS, FOLLOWER, CACHE, VIEW)
 OF_FUNCTIONS = tuple(table for table in INTERFACES if not table.owner)
 EVERY = INTERFACES
 
