@@ -71,14 +71,14 @@ def test_what_is_read_is_what_was_written(value: Any) -> None:
     assert getattr(call.arguments["pages"], "otherwise", None) == otherwise, "what no comparison looks at"
 
 
-MADE_FOR_ONE_CALL = ("StrangePage", "Declared", "OtherTables")
+MADE_FOR_ONE_CALL = ("StrangePage", "Declared", "Described", "OtherTables")
 
 
 @pytest.mark.parametrize(
     "machine", [PoolPins, Queue, Table, MultiTable, Batch, Swap], ids=lambda machine: str(machine.name)
 )
 def test_every_call_that_is_drawn_can_be_written(machine: Any) -> None:
-    """But for those with what is made for one call, to be refused there."""
+    """But for those with what is made for one call."""
     drawn = 0
 
     def make_call(self: Any, call: Call) -> Both:
