@@ -13,6 +13,7 @@ import numpy as np
 from kvproof.spec import declarations
 
 from ..calls.datum import Call, Minus, Prompt, Ref, Spelled, written
+from ..calls.follower import FOLLOWER
 from ..calls.interfaces import INTERFACES, REQUEST, plain_row
 from ..calls.method import Method, Table
 from ..calls.pool import POOL
@@ -39,6 +40,7 @@ BUILDS: Mapping[str, Method] = {
     **{owner: table[owner] for owner, table in TABLES_BY_OWNER.items() if owner in table.by_name},
     PAGE.owner: plain_row(PAGE.owner, ("page_id",), "build"),
     QUEUE.owner: plain_row(QUEUE.owner, ("pages",), "build"),
+    FOLLOWER.owner: plain_row(FOLLOWER.owner, (), "build"),
 }
 """How each class is constructed."""
 
