@@ -70,8 +70,10 @@ A trace has a line for each request, in the order of arrival; a hash id names a 
 
 A log, which kvproof.conformance.record writes of a live engine, is told from a trace by its first line. Its calls are
 made again on the specification, and the first one whose recorded result, refusal or state differs is named with the
-clause that it breaks. At --level safe pages and their order may be others: compared are how many there are, refusals,
-and what of the recorded states no order of eviction changes, up to the first look-up that found something else.
+clause that it breaks.
+
+At --level safe, of a log and with --lockstep, any free pages may be taken, and look-ups may find less: the
+specification takes the pages that the engine took, and in all else the two must agree.
 """
 
 _EPILOG = """\
@@ -91,7 +93,7 @@ exit status: 0 fine; 1 the backend differs from the specification, raises, or ke
 """
 
 
-_OF_LOGS = ("ignore", "level", "show_tokens", "redact")
+_OF_LOGS = ("ignore", "show_tokens", "redact")
 """The options that are about logs alone."""
 
 _OF_SERVING = (
@@ -218,7 +220,12 @@ def set_up(parser: argparse.ArgumentParser) -> None:
     )
     add("--json", type=Path, metavar="FILE", help="write the report to a file as well")
     add("--ignore", metavar="C,..", help="of a log: pass over reads that differ by these clauses")
-    add("--level", choices=LEVELS, default=LEVELS[0], help="of a log: safe: pages, their order and hits may be others")
+    add(
+        "--level",
+        choices=LEVELS,
+        default=LEVELS[0],
+        help="of a log and with --lockstep: safe: any free pages may be taken, and look-ups may find less",
+    )
     add("--show-tokens", action="store_true", help="of a log: show token ids")
     add("--redact", action="store_true", help="of a log: show other ids in place of the requests'")
     parser.set_defaults(func=run, options=_Options, default_of=parser.get_default)
@@ -234,6 +241,8 @@ def run(options: _Options) -> int:
         require_used(options, _OF_TRACES, "with a log")
         return _run_log(options, options.trace)
     require_used(options, _OF_LOGS, "with a trace")
+    if not options.lockstep:
+        require_used(options, ("level",), "without --lockstep")
     if options.limits is not None:
         require_used(options, _OF_SERVING, "with --limits")
         return _run_limits(options, options.limits)
@@ -342,7 +351,9 @@ def _prepare(options: _Options) -> _Job:
     sizes = sizes_for(trace, groups, num_pages, most_live, chunk, use_eagle=options.eagle, match_unit=unit)
     require_writable(options.json, options.record, read=options.trace)
     every = max(_COMPARE_EVERY, num_pages // _PAGES_A_CALL)
-    lockstep = Lockstep(backend, every, file=options.record, show_tokens=True) if options.lockstep else None
+    lockstep = None
+    if options.lockstep:
+        lockstep = Lockstep(backend, every, file=options.record, show_tokens=True, level=options.level)
     try:
         engine = Engine(
             backend if lockstep is None else Backend(backend.name, lockstep),

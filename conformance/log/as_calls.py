@@ -3,7 +3,7 @@
 A log has pages, hits, slots, pins and swaps by the numbers that the engine had. Here a page is the entry of the result
 that gave it last, what a look-up found is its result, the tokens behind a hit are those of the prompt less that hit,
 and a slot is that of a request. A number that no call gave stands for itself, a page that no call gave for the one of
-its id. Where all are to be as the engine had them, a page is always the one of its id, and every number itself.
+its id. Where both sides are to have the engine's ids, a page is always the one of its id.
 """
 
 import math
@@ -139,7 +139,7 @@ class Converter:
     Args:
         takes_interval: whether managers take a retention interval; logs without one are of managers that keep all.
         naming: how pages are named, by ``results or ids`` those that no call gave by their ids: ids are for sides that
-            give the same ones. By ``ids`` hits, slots, pins and swaps are named as in the log, too.
+            give the same ones.
 
     Attributes:
         objects: how each object is named, by its number.
@@ -156,6 +156,7 @@ class Converter:
         self._given: dict[int, _Given] = {}
         self._requests: list[_Request] = []
         self._live: set[int] = set()
+        self._numbers: dict[Any, int] = {}
         self._number = 0
 
     def take(self, entry: Entry) -> Recorded | None:
@@ -176,6 +177,7 @@ class Converter:
                 return self._made(entry)
             case NewRequest():
                 self.requests.append(entry)
+                self._numbers[entry.request_id] = entry.number
                 self._requests.append(_Request(entry, Ref(self._next()), _tokens(entry.tokens), entry.extra_keys))
             case Grown():
                 self._grow(entry)
@@ -260,15 +262,13 @@ class Converter:
             if name in operation.arguments
         }
         served: tuple[int | None, ...] = ()
-        number = self._next()
-        if self._naming != "ids":
-            if operation.method == "allocate_slots_batch":
-                arguments, served = self._step(operation, given, arguments)
-            elif operation.method == "allocate_slots":
-                arguments |= self._hit(operation, given)
-            self._learn(operation, row, given, number)
-            _note_live(self._live, operation)
-        call = Call(self.objects[operation.target], operation.method, arguments, number)
+        if operation.method == "allocate_slots_batch":
+            arguments, served = self._step(operation, given, arguments)
+        elif operation.method == "allocate_slots" and self._naming != "ids":
+            arguments |= self._hit(operation, given)
+        call = Call(self.objects[operation.target], operation.method, arguments, self._next())
+        self._learn(operation, row, given, call.number)
+        _note_live(self._live, operation)
         listed = None if not isinstance(running, list) else frozenset(running)
         return Recorded(call, tuple(says), listed, served, operation)
 
@@ -295,8 +295,6 @@ class Converter:
                 return [Key(prompt, size, place) for place in range(count)]
             case "key":
                 return self._key(operation, value["key"])
-        if self._naming == "ids":
-            return _plain(value)
         if name in ("pin_id", "swap_id") and isinstance(value, int):
             return (given.pins if name == "pin_id" else given.swaps).get(value, value)
         return self._ids(operation, given, value) if name in _PAGE_IDS else _plain(value)
@@ -321,7 +319,7 @@ class Converter:
         """Ids of pages as those of what gave them; an id that no call gave, in a row of a table, is a number."""
         if isinstance(value, list):
             return [self._ids(operation, given, entry) for entry in value]
-        if type(value) is not int or value == 0:
+        if type(value) is not int or value == 0 or self._naming == "ids":
             return _plain(value)
         if self.names[operation.target].endswith("Table"):
             given = next((own for own in self._given.values() if value in own.ids), given)
@@ -377,20 +375,34 @@ class Converter:
         if not isinstance(slots, Spelled):
             return made, ()
         numbers = [given.slots.get(slot) if type(slot) is int else None for slot in slots.values]
+        served = tuple(number if number in self._live else None for number in numbers)
         named = [
             slot if number is None else Slot(manager, self._requests[number].made.request_id)
-            for slot, number in zip(slots.values, numbers, strict=True)
+            for slot, number in zip(slots.values, served, strict=True)
         ]
-        served = tuple(number if number in self._live else None for number in numbers)
         return made | {"slots": Spelled(Spelling.LIST, tuple(named))}, served
 
     # -- What results give ----------------------------------------------------------------------------------------
 
     def _learn(self, operation: Operation, row: Method, given: _Given, number: int) -> None:
         """Notes how what the engine got is named from now on."""
-        found, ref, value = operation.result, Ref(number), operation.arguments.get("request")
+        found, ref = operation.result, Ref(number)
         if operation.error is not None or found is None:
             return
+        if self._naming != "ids":
+            self._learn_places(row, given, ref, operation)
+        if row.result.log == "pin":
+            given.pins[found[0]] = ref.to(".pin_id")
+        elif row.result.log == "plan":
+            given.swaps[found[0]] = ref.to(".swap_id")
+        elif row.name == "slot_of" and type(found) is int:
+            named = self._numbers.get(operation.arguments.get("request_id"))
+            if named is not None:
+                given.slots[found] = named
+
+    def _learn_places(self, row: Method, given: _Given, ref: Ref, operation: Operation) -> None:
+        """Notes which call gave which page, and what a look-up found."""
+        found, value = operation.result, operation.arguments.get("request")
         match row.result.log:
             case "pages":
                 self._learn_pages(given, [found], lambda _, place: ref.to(place))
@@ -405,15 +417,6 @@ class Converter:
             case "batch":
                 pages = [own[2] if len(own) == 3 else [] for own in found[1]]
                 given.ids |= {page: ref.to(".page_ids", group, place) for group, place, page in _places(pages)}
-            case "pin":
-                given.pins[found[0]] = ref.to(".pin_id")
-            case "plan":
-                given.swaps[found[0]] = ref.to(".swap_id")
-        if row.name == "slot_of" and type(found) is int:
-            named = operation.arguments.get("request_id")
-            own = [each.number for each in self.requests if each.request_id == named]
-            if own:
-                given.slots[found] = own[-1]
 
     @staticmethod
     def _learn_pages(given: _Given, groups: Any, name: Any) -> None:

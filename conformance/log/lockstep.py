@@ -10,6 +10,7 @@ from typing import Any
 import kvproof.spec
 from kvproof.spec.clauses import CLAUSES
 
+from ..backends.levels import LEVELS, Level
 from ..backends.loading import Backend, load_backend
 from ..calls.judging import Difference
 from ..calls.readings import numbers_of_free_pages
@@ -74,28 +75,38 @@ class Lockstep:
     number of free pages are compared, and the first difference raises `LockstepError`. With ``every=1`` the whole
     observable state is compared after each call, which costs O(pages); with ``every=n`` after each n-th one, and of the
     calls that only read each n-th one is compared. The specification itself is slow, some 100 us a token: where that is
-    too much, `record` and replay instead.
+    too much, `record` and replay instead. At level ``safe`` the specification takes the pages that the backend takes,
+    which may evict in an order of its own; see `replay_log`.
 
     Args:
         backend: the backend's public names: a module, an object, or its name as on the command line.
         every: calls from one comparison of the state to the next.
         file: where the calls are written as a log, if anywhere: ``kvproof shrink`` makes a short one and a test of it.
         show_tokens: see `record`; the seed of the keys stands in the log then, too.
+        level: ``exact`` or ``safe``.
 
     Raises:
-        ValueError: ``every`` is below 1.
+        ValueError: ``every`` is below 1, or the level is another.
         BackendError: there is no backend of that name.
     """
 
     def __init__(
-        self, backend: Any, every: int = 1, *, file: str | Path | None = None, show_tokens: bool = False
+        self,
+        backend: Any,
+        every: int = 1,
+        *,
+        file: str | Path | None = None,
+        show_tokens: bool = False,
+        level: Level = "exact",
     ) -> None:
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ValueError(f"every={every!r} must be an int of at least 1")
+        if level not in LEVELS:
+            raise ValueError(f"level={level!r} must be one of {LEVELS}")
         if isinstance(backend, str):
             backend = load_backend(backend)
         self._holder = backend.holder if isinstance(backend, Backend) else backend
-        self._beside = _Beside(every)
+        self._beside = _Beside(every, level)
         self._file, self._show_tokens = file, show_tokens
         self._recorded: Recorded | None = None
 
@@ -103,6 +114,11 @@ class Lockstep:
     def comparisons(self) -> int:
         """How many results and states have been compared."""
         return self._beside.comparisons
+
+    @property
+    def strayed_at(self) -> int | None:
+        """See `LogResult.strayed_at`: nothing is compared behind that call."""
+        return self._beside.strayed_at
 
     def compare(self) -> None:
         """Compares the whole state of every object now.
@@ -158,6 +174,7 @@ class _Beside(LogWriter):
 
     Args:
         every: calls from one comparison of states to the next.
+        level: how they are compared.
 
     Attributes:
         pools: the backend's pools, by the numbers of the managers whose they are, or their own.
@@ -166,12 +183,17 @@ class _Beside(LogWriter):
 
     most_noted = 1
 
-    def __init__(self, every: int) -> None:
+    def __init__(self, every: int, level: Level) -> None:
         super().__init__(show_tokens=True, redact=False, states_every=every)
         self.pools: dict[int, Any] = {}
         self.comparisons = 0
         self._every, self._reads, self._changes = every, Counter[str](), 0
-        self._reader, self._judge = EntryReader(bounded=False), Judge(kvproof.spec)
+        self._reader, self._judge = EntryReader(bounded=False), Judge(kvproof.spec, level=level)
+
+    @property
+    def strayed_at(self) -> int | None:
+        """See `Lockstep.strayed_at`."""
+        return self._judge.strayed_at
 
     def passes_over(self, method: str) -> bool:
         """See `LogWriter.passes_over`: of the calls of a method that only reads each n-th one is noted."""
@@ -184,6 +206,8 @@ class _Beside(LogWriter):
         """See `LogWriter.note`: free pages are counted, and after each n-th call that changes anything all is seen."""
         super().note(entry)
         last = self._judge.last
+        if self._judge.strayed_at is not None:
+            return
         assert last is not None, "it was just made"
         thing = self._judge.player.things[last.target]
         if row_of(thing.name, last.method).reads:
@@ -214,7 +238,7 @@ class _Beside(LogWriter):
     def _held_to(self, entry: Entry) -> None:
         """Plays an entry; a difference raises."""
         self._judge.wrong = None
-        self.comparisons += isinstance(entry, Operation | Shown)
+        self.comparisons += self.strayed_at is None and isinstance(entry, Operation | Shown)
         try:
             self._judge.take(entry)
         except LogError as error:

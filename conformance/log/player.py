@@ -17,6 +17,7 @@ from ..calls.values import STRANGER
 from ..machines.sides import Side, hashed_key
 from .as_calls import Converter, Recorded, Requests
 from .entries import Entry, Made, NewRequest, Operation
+from .following import taken
 from .format import SEEDED, LogError, row_of
 from .values import read_state
 
@@ -70,6 +71,11 @@ class Thing:
     views: Mapping[int, Any]
     whole: int
 
+    @property
+    def pool(self) -> Any:
+        """The pool of a manager, or the pool itself; None of a table."""
+        return self.it if self.name == "PagePool" else getattr(self.it, "page_pool", None)
+
 
 class _Views(dict[int, Any]):
     """Views of pages by id; what is asked for by any other id is no page."""
@@ -83,13 +89,14 @@ class Player:
 
     Args:
         holder: what holds the public names, the specification or a backend.
+        follows: whether pools take the pages that the engine took, which the specification's can.
 
     Attributes:
         things: the objects that were made, by number.
         live: the ids of the requests that were not freed, or named again since.
     """
 
-    def __init__(self, holder: Any) -> None:
+    def __init__(self, holder: Any, follows: bool = False) -> None:
         self.things: dict[int, Thing] = {}
         self.live: dict[str, None] = {}
         self._side = Side(Backend("what plays the log", holder))
@@ -98,6 +105,7 @@ class Player:
         self._requests = Requests(self._converter.ref_of)
         self._keys = KeyNumbers()
         self._hits: dict[int, Any] = {}
+        self._follows = follows
 
     @property
     def requests(self) -> Sequence[NewRequest]:
@@ -127,9 +135,9 @@ class Player:
         seed = {"hash_seed": _SEED} if entry.name in SEEDED and "hash_seed" not in made.call.arguments else {}
         it = getattr(self._side.names.holder, entry.name)(**made.call.arguments, **seed)
         self._side.results[made.call.number] = it
-        pool = {"CacheManager": getattr(it, "page_pool", None), "PagePool": it}.get(entry.name)
-        views = _Views({} if pool is None else page_views(pool))
-        self.things[entry.number] = Thing(entry.name, it, views, entry.number)
+        thing = self.things[entry.number] = Thing(entry.name, it, {}, entry.number)
+        if thing.pool is not None:
+            thing.views = _Views(page_views(thing.pool))
 
     def call(self, operation: Operation) -> Answer:
         """Makes a call, requests brought to what they said before it; whatever it raises is an answer.
@@ -145,6 +153,8 @@ class Player:
             self._change(call)
         thing = self.things[operation.target]
         self._side.put({"pages": thing.views, "pool": thing.it})
+        if self._follows and thing.pool is not None:
+            thing.pool.free_order.wanted = taken(operation)
         outcome = attempt(partial(self._returned, operation, self._handed_over(made.call, operation), thing))
         freed = operation.arguments.get("request")
         if operation.method == "free" and outcome.error is None and isinstance(freed, dict):
@@ -183,6 +193,8 @@ class Player:
         value = result(row.result.log, returned, self._keys)
         if row.result.log == "hit":
             self._hits[operation.arguments["request"]["r"]] = returned[0]
+        elif row.result.log in ("pin", "plan"):  # later calls name what it gave
+            self._side.results[call.number] = returned
         return value
 
     def state(self, number: int, live: Iterable[str], device: bool) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvproof.spec.clauses import CLAUSES
 
-from ..backends.levels import Level
+from ..backends.levels import LEVELS, Level
 from ..backends.loading import Backend, load_backend
 from ..calls.contrast import beside, contrast, shown
 from ..calls.deviation import REFUSALS, clause_of_state
@@ -19,10 +19,11 @@ from ..console.terminal import visible
 from ..report.document import header
 from ..report.redaction import Redaction
 from .entries import Entry, Made, NewRequest, Operation, Shown
+from .following import compared, decided, strays
 from .format import CALLS, LogError, row_of
 from .player import Answer, Player, RecordedError, Thing
 from .reading import LogReader
-from .values import FIELDS, digest
+from .values import FIELDS, digest, same_value
 
 __all__ = [
     *("LogResult", "Replayed", "Run", "WrongStep", "call_line", "compare_answers"),
@@ -76,13 +77,6 @@ def _contrasted(expected: Any, observed: Any) -> tuple[str, str]:
     if mine is not expected and isinstance(observed, dict) and observed.keys() == {"crc32"}:
         return shown(expected), f"another value: its CRC-32 is {observed['crc32']} and must be {mine['crc32']}"
     return contrast(expected, observed)
-
-
-def same_value(expected: Any, observed: Any) -> bool:
-    """Whether two values are the same as JSON has them; the last digits of a real number don't count."""
-    if isinstance(expected, float) and isinstance(observed, int | float):
-        return abs(expected - observed) < 1e-8
-    return json.dumps(expected, sort_keys=True) == json.dumps(observed, sort_keys=True)
 
 
 _NAMES = {"CacheManager": "manager", "PagePool": "pool", "PageTable": "table", "MultiGroupPageTable": "tables"}
@@ -185,8 +179,9 @@ class LogResult:
         cut: why the log ends before its end; None if it does not.
         wrong: the first wrong step; None if there is none.
         level: how it was compared.
-        strayed_at: at level safe the number of the first look-up that found something else than the specification's:
-            behind it nothing is decided; None if there is none.
+        strayed_at: at level safe the number of the first call that both finds a prefix and holds it (a pin, a request
+            coming back from host memory) and found another one than the specification: behind it nothing is decided;
+            None if there is none.
     """
 
     path: str
@@ -229,6 +224,7 @@ class Judge:
         holder: what holds the implementation's public names.
         ignored: clauses whose differences are passed over.
         show_tokens: whether token ids are shown.
+        level: see `replay_log`.
 
     Attributes:
         player: makes the calls.
@@ -237,10 +233,19 @@ class Judge:
         last: the operation that was made last; None before the first.
         wrong: how that one deviates, and the state that shows it if that is how it was seen.
         agreed: what each object showed when its state was last compared, by number.
+        strayed_at: see `LogResult`.
     """
 
-    def __init__(self, holder: Any, ignored: frozenset[str] = frozenset(), show_tokens: bool = False) -> None:
-        self.player = Player(holder)
+    def __init__(
+        self,
+        holder: Any,
+        ignored: frozenset[str] = frozenset(),
+        show_tokens: bool = False,
+        level: Level = "exact",
+    ) -> None:
+        self.level = level
+        self.player = Player(holder, follows=level == "safe")
+        self.strayed_at: int | None = None
         self.operations = self.states = 0
         self.last: Operation | None = None
         self.wrong: tuple[Difference, Shown | None] | None = None
@@ -257,6 +262,9 @@ class Judge:
         Raises:
             LogError: it can't be played.
         """
+        if self.strayed_at is not None:
+            self.operations += isinstance(entry, Operation)
+            return None
         if isinstance(entry, Operation):
             return self._operation(entry)
         if isinstance(entry, Shown):
@@ -276,9 +284,15 @@ class Judge:
         self.operations += 1
         things = self.player.things
         thing = things[operation.target]
-        found = compare_answers(thing, operation, answer, recorded_answer(operation, answer))
-        found = None if found is not None and found.clause in self._ignored else found
         row = row_of(thing.name, operation.method)
+        recorded = recorded_answer(operation, answer)
+        if self.level == "exact":
+            found = compare_answers(thing, operation, answer, recorded)
+        else:
+            found = compared(row, answer, recorded, thing.pool)
+        if found is not None and self.level == "safe" and strays(row, found):
+            self.strayed_at, found = operation.number, None
+        found = None if found is not None and found.clause in self._ignored else found
         self._answered = row, answer
         if not row.reads or answer.error is not None:
             self._since.setdefault(thing.whole, []).append((row, answer))
@@ -302,6 +316,8 @@ class Judge:
         expected = self.state(entry.target, "device rows" in entry.fields)
         self.states += 1
         kept = dict(entry.fields)
+        if self.level == "safe":
+            expected, kept = decided(expected, kept)
         while (found := compare_states(expected, kept, last)) is not None and found.clause in self._ignored:
             del kept[found.expected.partition(" = ")[0]]
         if found is not None:
@@ -313,9 +329,8 @@ class Judge:
         """Compares how many pages are free, as a pool and its queue say, after the last operation, which was on it."""
         assert self.last is not None, "an operation was made"
         thing = self.player.things[self.last.target]
-        pool = thing.it.page_pool if thing.name == "CacheManager" else thing.it
         name = "numbers of free pages"
-        found = compare_states({name: numbers_of_free_pages(pool)}, {name: observed}, self._answered)
+        found = compare_states({name: numbers_of_free_pages(thing.pool)}, {name: observed}, self._answered)
         if found is not None:
             self.wrong = found, Shown(thing.whole, {name: observed})
 
@@ -364,6 +379,7 @@ class Run(Judge):
         ignored: see `Judge`.
         show_tokens: see `Judge`.
         redaction: maps names; None shows them.
+        level: see `Judge`.
 
     Attributes:
         reader: reads the log.
@@ -377,8 +393,9 @@ class Run(Judge):
         ignored: frozenset[str],
         show_tokens: bool = False,
         redaction: Redaction | None = None,
+        level: Level = "exact",
     ) -> None:
-        super().__init__(backend.holder, ignored, show_tokens)
+        super().__init__(backend.holder, ignored, show_tokens, level)
         self.reader = LogReader(path, redaction)
         self.made: list[Made] = []
 
@@ -437,8 +454,8 @@ def replay_log(
         path: the log.
         backend: what it is held to: the specification, or a backend by its name.
         observe: told of every operation, in order.
-        level: ``exact``, or ``safe``: pages, their order and what look-ups find may be others than the specification's;
-            only the specification can be asked for them.
+        level: ``exact``, or ``safe``: any free pages may be taken, and look-ups may find less than the specification's,
+            which takes the pages that the engine took; no other backend can.
         ignore: clauses whose differences are passed over: reads that the engine does otherwise by design.
         show_tokens: whether token ids stand in the lines of calls (SEC-2).
         redact: whether request ids, adapters, versions, digests and layer names are mapped in what is shown.
@@ -450,23 +467,20 @@ def replay_log(
         BackendError: the backend can't be had.
     """
     redaction = Redaction() if redact else None
-    if level == "safe" and backend == "kvproof.spec":
-        from .replaying_safe import replay_safely  # it knows all machines, and is needed by few
-
-        return replay_safely(path, observe, ignore, redaction)
-    if level != "exact":
+    if level not in LEVELS or (level != "exact" and backend != "kvproof.spec"):
         raise ValueError(f"level={level!r} with backend={backend!r}: a log is held at level safe to kvproof.spec alone")
     found = load_backend(backend)
-    first = Run(Path(path), found, ignore, show_tokens, redaction)
+    first = Run(Path(path), found, ignore, show_tokens, redaction, level)
     for replayed in first.steps():
         observe(replayed.operation)
     first.require_operations("replayed")
     wrong = None
     if first.wrong is not None and first.last is not None:
-        require_decided(first.reader, first.made, first.operations)
+        if level == "exact":
+            require_decided(first.reader, first.made, first.operations)
         difference, shown = first.wrong
         operation, target = first.last, first.last.target if shown is None else shown.target
-        again = Run(Path(path), found, ignore, show_tokens, redaction)
+        again = Run(Path(path), found, ignore, show_tokens, redaction, level)
         for _ in again.steps(upto=operation.number):
             pass
         fields = {} if shown is None else shown.fields
@@ -484,7 +498,8 @@ def replay_log(
             first.state(target, device),
             fields,
         )
-    return LogResult(str(path), backend, first.operations, first.states, first.reader.cut, wrong)
+    counts = first.operations, first.states, first.reader.cut
+    return LogResult(str(path), backend, *counts, wrong, level, first.strayed_at)
 
 
 # -- What came of it, for a reader and for a program ------------------------------------------------------------------
@@ -503,7 +518,7 @@ def _lines(result: LogResult) -> Iterator[str]:
         yield f"the log is incomplete, {result.cut}: replayed up to there"
     wrong = result.wrong
     if result.strayed_at is not None:
-        found = f"operation {result.strayed_at:,} found something else than the specification's"
+        found = f"operation {result.strayed_at:,} found another prefix than the specification, and holds it"
         yield f"{found}: what follows is undecided"
     if wrong is None:
         yield "no difference" if result.cut is None and result.strayed_at is None else "no difference up to there"

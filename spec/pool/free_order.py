@@ -24,11 +24,14 @@ class FreeOrder:
 
     Attributes:
         now: the time of the last `advance`; None before the first.
+        wanted: the pages that are taken next whatever the order says, as far as they are free: for who follows the
+            choices of an implementation with another order; empty otherwise.
         queue: the free pages of priority 0 but for those of second class.
     """
 
     def __init__(self, num_pages: int, queue: LruQueue, cached: Container[int]) -> None:
         self.now: float | None = None
+        self.wanted: list[int] = []
         self.queue = queue
         self._cached = cached
         self._second: OrderedDict[int, None] = OrderedDict()
@@ -61,7 +64,10 @@ class FreeOrder:
         taken: list[int] = []
         for _ in range(count):
             lowest = min([*self._levels, *([0] if len(self.queue) or self._second else [])])
-            if lowest:
+            if self.wanted and self.wanted[0] in self:
+                taken.append(self.wanted.pop(0))
+                self.remove(taken[-1])
+            elif lowest:
                 taken.append(next(iter(self._levels[lowest])))
                 self.remove(taken[-1])
             elif self._second and not self.queue.num_empty(self._cached):

@@ -9,6 +9,7 @@ import pytest
 
 import kvproof.fast
 from kvproof.conformance import Lockstep, LockstepError, catalogue, replay_log
+from kvproof.conformance.backends.levels import Level
 from kvproof.conformance.calls.deviation import attempt
 from kvproof.spec.declarations import Request
 
@@ -17,8 +18,21 @@ from .small_engine import GROUPS, SmallEngine, full
 
 @pytest.mark.parametrize("groups", GROUPS)
 @pytest.mark.parametrize("every", [1, 7])
-def test_the_fast_backend_goes_in_step(groups: str, every: int) -> None:
-    SmallEngine(Lockstep(kvproof.fast, every), 4, GROUPS[groups]).run(20)
+@pytest.mark.parametrize("level", ["exact", "safe"])
+def test_the_fast_backend_goes_in_step(groups: str, every: int, level: Level) -> None:
+    checked = Lockstep(kvproof.fast, every, level=level)
+    SmallEngine(checked, 4, GROUPS[groups]).run(20)
+    assert checked.comparisons > 100
+    assert checked.strayed_at is None
+
+
+def test_another_order_of_eviction_goes_in_step_at_level_safe() -> None:
+    for seed in range(5):
+        checked = Lockstep("kvproof.conformance.catalogue:deferred_free_reversed", level="safe")
+        SmallEngine(checked, seed).run(25)
+        assert checked.strayed_at is None
+    with pytest.raises(ValueError, match="level='sound' must be one of"):
+        Lockstep(kvproof.fast, level="sound")
 
 
 @pytest.mark.parametrize("name", ["deferred_free_reversed", "hash_kept_on_eviction", "salt_ignored"])
