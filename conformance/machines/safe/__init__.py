@@ -1,4 +1,4 @@
-"""The machines of level safe: a backend is driven alone, and judged by what any correct one must hold.
+"""The machines of level safe: a backend may decide otherwise than the specification, and must be right all the same.
 
 Which page is taken, which is evicted, and when, is policy: a radix tree decides otherwise than a queue. What a machine
 of this folder asks is told from the calls and from what the backend shows, never from the specification's choices: who
@@ -6,6 +6,7 @@ holds which page, what each page holds (the ghost content of R2), how many are f
 own prefix and the longest that is resident. A backend may take whichever of several pages of equal content when it
 admits a request; in the list of a live one no other page takes a page's place (MAN-2).
 
-The steps of the managers are those of level exact. What they are made of (looking up, allocating, publishing, freeing,
+Of a pool the specification follows what the backend decides, and the two are compared. A manager decides too much for
+that: its steps are those of level exact, but what they are made of (looking up, allocating, publishing, freeing,
 forgetting) is done on the backend alone, and judged by the model here.
 """

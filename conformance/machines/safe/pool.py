@@ -261,7 +261,7 @@ class SafePool(PoolMachine):
     def compared_call(
         self, expected: Outcome, observed: Outcome, clause: str, *more: Any, **named: Any
     ) -> Difference | None:
-        """See `Machine.compared_call`: what is wrong with pages that were chosen."""
+        """See `Machine.compared_call`: what is wrong with pages that were chosen, and with what pages hold (R2)."""
         found = super().compared_call(expected, observed, clause, *more, **named)
         if found is None or observed.error is not None or expected.error is not None:
             return found
@@ -273,11 +273,12 @@ class SafePool(PoolMachine):
             label = "POOL-2" if len({*pages}) == len(pages) == count else clause
             label = label if {*pages} <= {*self.owned} else "POOL-1"
             return found._replace(clause=label, expected=f"{count} different pages that nobody holds: of {self.free}")
-        if made.method == "get_cached_page" and pages is not None and expected.value is not None:
-            right, held = ([key and key[1] for key in map(self.held_key, ids)] for ids in (expected.value, pages))
-            tokens = [[key and key.token_ids for key in keys] for keys in (right, held)]
-            label = "HASH-2" if tokens[0] == tokens[1] else "R2"
-            return found._replace(clause=label, expected=f"pages that hold what {expected.value} hold")
+        if made.method == "get_cached_page" and pages is not None:
+            asked = self._spec_key(made.arguments["page_hash"])
+            held = [key and key.page_hash.token_ids for key in map(self.held_key, pages)]
+            label = "HASH-2" if set(held) == {asked.token_ids} else "R2"
+            right = f"pages that hold {list(asked.token_ids)} with these extra keys, or None"
+            return found._replace(clause=label, expected=right)
         return found
 
     # -- Steps ----------------------------------------------------------------------------------------------
