@@ -1,8 +1,8 @@
 """Which attention calls the GPU kernels take. The others are left to XLA, with a reason that can be read.
 
 All page sizes are taken, with all heads up to 192, and those of float8 and int8 caches up to 256. Where every slot and
-head has a scale (ScaledPages), pages whose size is a multiple of 16 are, and others where there are enough KV heads: a
-copy, of a page or an equal part of one up to 64 slots, brings whole 128 bytes.
+head has a scale (ScaledPages), pages of 16, 32, 48 and of multiples of 64 slots are, and others where KV heads are even
+or more: a copy (`tiles.cut`) brings 128 bytes of scales, or a multiple.
 
 | not taken | why |
 |---|---|
