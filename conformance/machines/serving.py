@@ -372,7 +372,6 @@ class Serving(Calling):
 
     def dispatch(self) -> None:
         """Writes the step's tokens and attends; holds cache and results against what they must be."""
-        setup = self.kit.setup
         prefixes, slots, starts = [], [], [0]
         for served in self.running:
             pages = self.page_ids(self.spec, served.request.request_id)
@@ -388,40 +387,10 @@ class Serving(Calling):
             if places:
                 expected = f"pages of {served.request.request_id} that hold its own tokens"
                 self.differ("R2", expected, f"others at places {places}")
-        count = len(self.running)
-        mapping = np.full(setup.num_tokens, -1, np.int32)
-        mapping[: len(slots)] = slots
-        lengths = np.full(setup.num_seqs, -1, np.int32)
-        lengths[:count] = [served.computed + served.planned for served in self.running]
-        offsets = np.full(setup.num_seqs + 1, 2**31 - 1, np.int32)
-        offsets[: count + 1] = starts
-        keys, values = (
-            np.concatenate(
-                [
-                    part.astype(setup.queries),
-                    np.full((setup.num_tokens - len(part), *part.shape[1:]), np.nan, setup.queries),
-                ]
-            )
-            for part in self.keys_values(prefixes)
-        )
-        queries = self.queries(prefixes)
-        self.make_call(self.call_of("commit", _TABLE, num_reqs=count))
-
-        def act(side: Side) -> Any:
-            if side is self.spec:
-                return None
-            cache, batch = side.cache, (lengths, side.table.get_device_tensor(), offsets, np.array([count], np.int32))
-            if self.fused:
-                attend = side.names.get("fused_ragged_paged_attention")
-                out, cache = attend(queries, keys, values, cache, *batch, **setup.keywords)
-            else:
-                update = side.names.get("kv_cache_update")
-                cache = update(cache, keys, values, mapping, **setup.layout.options)
-                out = side.names.get("ragged_paged_attention")(queries, cache, *batch, **setup.keywords)
-            return np.asarray(out), np.array(np.asarray(cache))
-
+        self.make_call(self.call_of("commit", _TABLE, num_reqs=len(self.running)))
         shown = [(served.request.request_id, served.computed, served.planned) for served in self.running]
         way = "fused_ragged_paged_attention" if self.fused else "kv_cache_update, ragged_paged_attention"
+        act = functools.partial(self.attend, prefixes, slots, starts)
         made = self.call(f"{way}  # (request, computed, new): {shown}", act, "ATT-1", unread)
         out, cache = made.backend
         self.backend.put({"cache": cache})
@@ -432,6 +401,44 @@ class Serving(Calling):
         for served in self.running:
             served.computed += served.planned
             served.planned = 0
+
+    def attend(self, prefixes: list[Prefix], slots: list[int], starts: list[int], side: Side) -> Any:
+        """Writes the step's tokens and attends on the backend's side; nothing on the specification's.
+
+        Args:
+            prefixes: of each token of the step all tokens up to it.
+            slots: where each goes.
+            starts: where the tokens of each request start, and the end.
+            side: the side.
+
+        Returns:
+            The results and the cache.
+        """
+        if side is self.spec:
+            return None
+        setup, count = self.kit.setup, len(self.running)
+        mapping = np.full(setup.num_tokens, -1, np.int32)
+        mapping[: len(slots)] = slots
+        lengths = np.full(setup.num_seqs, -1, np.int32)
+        lengths[:count] = [served.computed + served.planned for served in self.running]
+        offsets = np.full(setup.num_seqs + 1, 2**31 - 1, np.int32)
+        offsets[: count + 1] = starts
+        queries, (keys, values) = self.queries(prefixes), map(self.padded, self.keys_values(prefixes))
+        cache, batch = side.cache, (lengths, side.table.get_device_tensor(), offsets, np.array([count], np.int32))
+        if self.fused:
+            attend = side.names.get("fused_ragged_paged_attention")
+            out, cache = attend(queries, keys, values, cache, *batch, **setup.keywords)
+        else:
+            update = side.names.get("kv_cache_update")
+            cache = update(cache, keys, values, mapping, **setup.layout.options)
+            out = side.names.get("ragged_paged_attention")(queries, cache, *batch, **setup.keywords)
+        return np.asarray(out), np.array(np.asarray(cache))
+
+    def padded(self, rows: Array) -> Array:
+        """Keys or values of a step, NaN past its tokens (ATT-4)."""
+        setup = self.kit.setup
+        nothing = np.full((setup.num_tokens - len(rows), *rows.shape[1:]), np.nan, setup.queries)
+        return np.concatenate([rows.astype(setup.queries), nothing])
 
     def judge(self, prefixes: list[Any], out: Any) -> None:
         """Holds results against dense attention over the requests' own tokens (ATT-6)."""
