@@ -44,10 +44,11 @@ by argument, and -o small.json writes it for kvproof try.
 
 Without --backend there are only the answers that were recorded: an operation is then left out only where the
 specification gives every other one the very result that the log has. Most calls that take or free pages stay, as
-without one of them later calls would give other pages, and what the engine would have answered then nobody knows. Nor
-can the log tell which call is the cause: it may be any since the last recorded state that is right. Where there is one,
-those calls are printed (the more often states_every has states recorded, the fewer). There is no backend for which
---emit could write a test.
+without one of them later calls would give other pages, and what the engine would have answered then nobody knows; at
+--level safe the specification takes the pages that the engine took, and most calls can go. Nor can the log tell which
+call is the cause: it may be any since the last recorded state that is right. Where there is one, those calls are
+printed (the more often states_every has states recorded, the fewer). There is no backend for which --emit could write a
+test.
 """
 
 _EPILOG = """\
@@ -88,7 +89,7 @@ def set_up(parser: argparse.ArgumentParser) -> None:
         "--level",
         choices=LEVELS,
         default=LEVELS[0],
-        help="exact: as the specification does it; safe: any order of eviction; needs --backend",
+        help="exact: as the specification does it; safe: any order of eviction (default %(default)s)",
     )
     add(
         "-o",
@@ -118,7 +119,8 @@ def run(options: _Options) -> int:
     require_writable(options.output, options.emit, options.json, read=options.log)
     if options.backend is not None:
         return _run_calls(options, load_backend(options.backend))
-    shrunk = shrink(options.log, options.seconds, Redaction() if options.redact else None, _progress)
+    redaction = Redaction() if options.redact else None
+    shrunk = shrink(options.log, options.level, options.seconds, redaction, _progress)
     if shrunk.interrupted:
         _say_interrupted()
     calls = list(_calls(shrunk, options.show_tokens))
@@ -126,7 +128,7 @@ def run(options: _Options) -> int:
         print(visible(line))
     if options.output is not None:
         write_log(options.output, shrunk.entries(), shrunk.shows_tokens)
-    write_file(options.json, json.dumps(_json(shrunk, calls), indent=2) + "\n")
+    write_file(options.json, json.dumps(_json(shrunk, calls, options.level), indent=2) + "\n")
     return DEVIATES
 
 
@@ -134,8 +136,6 @@ def _require_backend(options: _Options) -> None:
     """Refuses options for which the calls must be made."""
     if options.emit is not None:
         raise BadInputError("--emit needs --backend: without one there is nothing that a test could call")
-    if options.level != LEVELS[0]:
-        raise BadInputError(f"--level {options.level} needs --backend: a recorded answer has the pages that it has")
     if options.output is not None and options.output.suffix == ".json":
         raise BadInputError(f"-o {options.output} needs --backend: the recorded answers are in no sequence of calls")
 
@@ -265,10 +265,11 @@ def _calls(shrunk: Shrunk, show_tokens: bool) -> Iterator[str]:
             yield call_line(next(made), things, requests)
 
 
-def _json(shrunk: Shrunk, calls: list[str]) -> dict[str, object]:
+def _json(shrunk: Shrunk, calls: list[str], level: Level) -> dict[str, object]:
     difference = shrunk.last.difference
     return {
         **header("shrunk log"),
+        "level": level,
         "operations": shrunk.operations,
         "left": len(shrunk.last.played),
         "tries": shrunk.tries,

@@ -42,13 +42,21 @@ def recorded_answer(operation: Operation, expected: Answer) -> Answer:
     return Answer(recorded, None if operation.error is None else RecordedError(operation.error))
 
 
-def compare_answers(thing: Thing, operation: Operation, expected: Answer, observed: Answer) -> Difference | None:
+def compare_answers(
+    thing: Thing, operation: Operation, expected: Answer, observed: Answer, level: Level = "exact"
+) -> Difference | None:
     """The difference between two answers to a call; None if there is none."""
-    return difference(expected, observed, row_of(thing.name, operation.method).clause, agree=same_value)
+    row = row_of(thing.name, operation.method)
+    if level == "safe":
+        return compared(row, expected, observed, thing.pool)
+    return difference(expected, observed, row.clause, agree=same_value)
 
 
 def compare_states(
-    expected: Mapping[str, Any], observed: Mapping[str, Any], last: tuple[Method, Answer] | None
+    expected: Mapping[str, Any],
+    observed: Mapping[str, Any],
+    last: tuple[Method, Answer] | None,
+    level: Level = "exact",
 ) -> Difference | None:
     """The first difference between two states of an object; None if there is none.
 
@@ -56,7 +64,10 @@ def compare_states(
         expected: the specification's.
         observed: what was shown; a long field by its CRC-32, a missing one is not compared.
         last: the one call since the last comparison, and the specification's answer; None where there were several.
+        level: see `replay_log`.
     """
+    if level == "safe":
+        expected, observed = decided(expected, observed)
     for name in FIELDS:
         if name not in observed or name not in expected or same_value(digest(expected[name]), digest(observed[name])):
             continue
@@ -285,11 +296,7 @@ class Judge:
         things = self.player.things
         thing = things[operation.target]
         row = row_of(thing.name, operation.method)
-        recorded = recorded_answer(operation, answer)
-        if self.level == "exact":
-            found = compare_answers(thing, operation, answer, recorded)
-        else:
-            found = compared(row, answer, recorded, thing.pool)
+        found = compare_answers(thing, operation, answer, recorded_answer(operation, answer), self.level)
         if found is not None and self.level == "safe" and strays(row, found):
             self.strayed_at, found = operation.number, None
         found = None if found is not None and found.clause in self._ignored else found
@@ -316,9 +323,7 @@ class Judge:
         expected = self.state(entry.target, "device rows" in entry.fields)
         self.states += 1
         kept = dict(entry.fields)
-        if self.level == "safe":
-            expected, kept = decided(expected, kept)
-        while (found := compare_states(expected, kept, last)) is not None and found.clause in self._ignored:
+        while (found := compare_states(expected, kept, last, self.level)) is not None and found.clause in self._ignored:
             del kept[found.expected.partition(" = ")[0]]
         if found is not None:
             self.wrong = found, entry

@@ -15,11 +15,13 @@ import numpy as np
 
 import kvproof.spec
 
+from ..backends.levels import Level
 from ..backends.raising import Interrupted
 from ..calls.judging import Difference
 from ..calls.simplest import thinned
 from ..report.redaction import Redaction
 from .entries import Entry, Grown, Made, NewRequest, Operation, Shown
+from .following import strays
 from .format import LogError, row_of
 from .player import Answer, Player
 from .pruning import pruned
@@ -97,9 +99,14 @@ class _InvalidError(Exception):
 
 
 class _Shrinker:
-    """Tries one selection of operations after another."""
+    """Tries one selection of operations after another.
 
-    def __init__(self) -> None:
+    Args:
+        level: see `shrink`.
+    """
+
+    def __init__(self, level: Level) -> None:
+        self._level = level
         self.refused: set[int] = set()
         self.right: dict[int, int] = {}
         self.wanted = Difference("", "", "")
@@ -116,7 +123,7 @@ class _Shrinker:
             _InvalidError: it is not for this log to say.
         """
         self.tries += 1
-        player = Player(kvproof.spec)
+        player = Player(kvproof.spec, follows=self._level == "safe")
         played: list[Operation] = []
         answers: list[tuple[Answer, Answer]] = []
         kept: list[Entry] = []
@@ -139,7 +146,14 @@ class _Shrinker:
                     raise _InvalidError
             played.append(entry)
             answers.append((expected, observed))
-            difference = compare_answers(player.things[entry.target], entry, expected, observed)
+            thing = player.things[entry.target]
+            difference = compare_answers(thing, entry, expected, observed, self._level)
+            if (
+                difference is not None
+                and self._level == "safe"
+                and strays(row_of(thing.name, entry.method), difference)
+            ):
+                return None
             if difference is not None:
                 return Try(kept, played, answers, difference, player)
         return None
@@ -152,7 +166,8 @@ class _Shrinker:
         ids = [request.request_id for request in player.requests]
         state = player.state(entry.target, ids, "device rows" in entry.fields)
         last = player.things[played[-1].target]
-        difference = compare_states(state, entry.fields, (row_of(last.name, played[-1].method), answers[-1][0]))
+        made = row_of(last.name, played[-1].method), answers[-1][0]
+        difference = compare_states(state, entry.fields, made, self._level)
         if difference is None:
             self.right[entry.target] = played[-1].number
             return None
@@ -172,11 +187,15 @@ class _Shrinker:
             found = self.play(entries)
         except (_InvalidError, LogError):
             return None
-        return None if found is None or found.difference != self.wanted else found
+        wanted = self.wanted
+        if found is None or (found.difference.clause, found.difference.observed) != (wanted.clause, wanted.observed):
+            return None
+        return found if self._level == "safe" or found.difference.expected == wanted.expected else None
 
 
 def shrink(
     path: str | Path,
+    level: Level = "exact",
     seconds: float = 60.0,
     redaction: Redaction | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -185,6 +204,8 @@ def shrink(
 
     Args:
         path: the log.
+        level: see `replay_log`. At ``safe`` the specification takes the pages that the engine took, so that more can be
+            left out.
         seconds: how long it may take; what is found by then is returned.
         redaction: maps the log's names; None leaves them.
         progress: told how many operations are left, and how many tries were made.
@@ -197,14 +218,15 @@ def shrink(
     entries = list(reader.entries())
     if not any(isinstance(entry, Operation) for entry in entries):
         raise LogError(f"{path}: a log without operations, {reader.cut or 'closed'}: nothing can be left out")
-    shrinker = _Shrinker()
+    shrinker = _Shrinker(level)
     try:
         best = shrinker.play(entries, first=True)
     except LogError as error:
         raise LogError(f"{path}: {error}") from error
     if best is None:
         raise LogError(f"{path}: nothing to shrink: its recorded results are right")
-    require_decided(reader, (entry for entry in entries if isinstance(entry, Made)), len(best.played))
+    if level == "exact":
+        require_decided(reader, (entry for entry in entries if isinstance(entry, Made)), len(best.played))
     shrinker.wanted = best.difference
     right_after, suspects = shrinker.suspects(best)
     last = best.entries[-1]  # states on the way are those of the whole log: only the one that deviates is kept

@@ -280,6 +280,10 @@ def test_a_leak_is_found_at_level_safe_and_becomes_short(
     later = replay_log(log, level="safe", ignore=frozenset({"MAN-5"})).wrong
     assert later is not None
     assert (later.number, later.clause) == (wrong.number, "POOL-10"), "the same leak, by the next field"
+    short = tmp_path / "recorded.log"
+    assert main(["shrink", str(log), "--level", "safe", "-o", str(short)]) == 1
+    assert main(["replay", str(short), "--level", "safe"]) == 1
+    assert replay_log(short, level="safe").operations < replay_log(log, level="safe").operations / 2
     shrink = ["shrink", str(log), "--backend", leaky, "--level", "safe"]
     assert main([*shrink, "-o", str(small), "--json", str(tmp_path / "s.json")]) == 1
     found = json.loads((tmp_path / "s.json").read_text())
@@ -320,7 +324,6 @@ def test_what_goes_with_no_level_is_refused(
 ) -> None:
     log = str(reversed_log)
     for command, message in (
-        (["shrink", log, "--level", "safe"], "--level safe needs --backend"),
         (["shrink", log, "-o", str(tmp_path / "a.json")], "a.json needs --backend"),
         (["replay", log, "--level", "safe", "--backend", "kvproof.fast"], "there is kvproof try"),
         (["replay", "--synthetic", "--level", "safe"], "--level safe says nothing without --lockstep"),
