@@ -66,7 +66,7 @@ _KEPT_HEAD_DIM = 128
 """Head size up to which addresses are kept from tile to tile."""
 
 _UNROLLED = 8
-"""Copies of a tile that are written out one by one; more make a loop."""
+"""Copies of a tile of keys, and of its scales, that are written out one by one; more make a loop."""
 
 
 CONSUMED = (
@@ -165,7 +165,7 @@ def _produce(item: Item[Geometry]) -> None:
     def step(turn: jax.Array, carry: None) -> None:
         tile = first + turn
         slot = jax.lax.rem(turn, jnp.int32(stages))
-        few = tiles.pieces <= _UNROLLED
+        few = tiles.pieces * len(with_keys) <= _UNROLLED
         # Read before the wait: the ids are on their way while the slot is still in use.
         pages = [jnp.maximum(item.page(tile, piece), 0) for piece in range(tiles.pieces)] if few else []
         for done, together in ((scratch.keys_done, with_keys), (scratch.values_done, [values])):
