@@ -1,4 +1,4 @@
-"""HASH-1 to HASH-3: the keys of full pages, in both packages alike."""
+"""HASH-1 to HASH-3: the keys of full pages are the documented bytes in both packages; what has none is refused."""
 
 import hashlib
 import struct
@@ -12,13 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvproof import fast, spec
-from kvproof.fast.reading.extra_keys import extra_segments
 from kvproof.spec.clauses import clause_of_message
-from kvproof.spec.pool.hashing import page_extra_keys, request_extra_keys
 
 from ..strategies import (
     PlainRequest,
-    extra_keys,
     generic_values,
     page_sizes,
     plain_requests,
@@ -111,13 +108,6 @@ def test_hash_1_pinned_vector(package: ModuleType) -> None:
     assert second.hash_value.hex() == "90f943f40c947db44c4e4c34f703355aea092a7555fa32df9cab84be3630d9b0"
 
 
-@given(values=st.lists(tokens, min_size=2, max_size=8), seeds=st.lists(st.binary(max_size=4), min_size=2, unique=True))
-def test_hash_1_another_seed_gives_other_keys(package: ModuleType, values: list[int], seeds: list[bytes]) -> None:
-    request = PlainRequest("r", values)
-    digests = [{key.hash_value for key in _keys(package, request, 2, seed)} for seed in seeds]
-    assert len(set().union(*digests)) == sum(map(len, digests))
-
-
 def test_r1_a_seed_is_refused_under_the_name_that_it_was_given_by(package: ModuleType) -> None:
     with pytest.raises(TypeError, match=r"^seed must be bytes or None, not str \[R1\]$"):
         package.init_none_hash("s")
@@ -129,22 +119,6 @@ def test_hash_1_no_seed_draws_one_each_time(package: ModuleType) -> None:
     assert package.init_none_hash() != package.init_none_hash()
     pools = [package.PagePool(2, True) for _ in range(2)]
     assert pools[0].none_hash != pools[1].none_hash
-
-
-@given(first=token_lists, second=token_lists)
-def test_hash_1_keys_agree_just_as_far_as_the_tokens(package: ModuleType, first: list[int], second: list[int]) -> None:
-    """No value is special: prompts that differ in a first page only differ in every key."""
-    common = 0
-    while common < min(len(first), len(second)) and first[common] == second[common]:
-        common += 1
-    pairs = list(zip(_digests(package, first), _digests(package, second), strict=False))
-    assert [one == other for one, other in pairs] == [2 * place + 2 <= common for place in range(len(pairs))]
-
-
-@pytest.mark.parametrize(("token", "other"), [(-1, -2), (0, -1), (0, 2**31 - 1), (-(2**31), 2**31 - 1)])
-def test_hash_1_no_token_is_special(package: ModuleType, token: int, other: int) -> None:
-    """``hash(-1) == hash(-2)`` in Python, which two real systems took for a page's key."""
-    assert not set(_digests(package, [token, 1, 2, 3])) & set(_digests(package, [other, 1, 2, 3]))
 
 
 def test_hash_1_only_none_means_root(package: ModuleType) -> None:
@@ -187,22 +161,6 @@ def test_hash_1_tokens_are_read_alike_from_lists_and_arrays(
 # -- HASH-2: extra keys ---------------------------------------------------------------------------
 
 
-@given(mine=extra_keys(), theirs=extra_keys(), values=st.lists(st.integers(0, 1), min_size=8, max_size=14))
-def test_hash_2_keys_agree_just_as_far_as_the_extra_keys(
-    package: ModuleType, mine: Any, theirs: Any, values: list[int]
-) -> None:
-    pairs = list(zip(_digests(package, values, mine), _digests(package, values, theirs), strict=True))
-    touching = [
-        (page_extra_keys(request_extra_keys(PlainRequest("r", values, extra)), 2 * place, 2 * place + 2) or ())
-        for place in range(len(pairs))
-        for extra in (mine, theirs)
-    ]
-    agree = True
-    for place, (one, other) in enumerate(pairs):
-        agree = agree and set(touching[2 * place]) == set(touching[2 * place + 1])
-        assert (one == other) == agree
-
-
 def test_hash_2_kinds_and_emptiness_are_told_apart(package: ModuleType) -> None:
     """None, an empty tuple, an empty salt, and one text as salt, adapter and version: nobody shares with another."""
     extras: list[Any] = [
@@ -238,38 +196,6 @@ def test_hash_2_generic_values_are_told_apart(package: ModuleType, extras: list[
 def test_hash_2_both_packages_encode_generic_values_alike(extra: Any, values: list[int]) -> None:
     key = spec.hash_page_tokens(spec.sha256, b"p", values, extra)
     assert fast.hash_page_tokens(fast.sha256, b"p", values, extra) == fast.PageHash(*key)
-
-
-@given(offset=st.integers(0, 9), length=st.integers(1, 9), page_size=page_sizes)
-def test_hash_2_an_item_enters_just_the_pages_that_it_touches(
-    package: ModuleType, offset: int, length: int, page_size: int
-) -> None:
-    """And, by way of the chain, the keys of all pages behind them."""
-    item = spec.MultimodalItem(b"a", offset, length)
-    keys = _keys(package, PlainRequest("r", [0] * 24, (item,)), page_size)
-    touched = [place for place, key in enumerate(keys) if key.extra_keys is not None]
-    assert touched == list(range(offset // page_size, -(-(offset + length) // page_size)))[: len(keys)]
-    plain = _keys(package, PlainRequest("r", [0] * 24), page_size)
-    same = [mine.hash_value == theirs.hash_value for mine, theirs in zip(keys, plain, strict=True)]
-    assert same == [place < offset // page_size for place in range(len(keys))]
-
-
-@given(extra=extra_keys(), page_size=page_sizes)
-def test_hash_2_fast_lays_extra_keys_out_as_the_specification_reads_them(extra: Any, page_size: int) -> None:
-    ordered = request_extra_keys(PlainRequest("r", [], extra))
-    segments = extra_segments(extra, page_size)
-    assert [segment.end for segment in segments] == sorted({segment.end for segment in segments})
-    for page in range(20):
-        segment = next(segment for segment in segments if page < segment.end)
-        assert segment.extra_keys == page_extra_keys(ordered, page * page_size, (page + 1) * page_size)
-
-
-@given(extra=extra_keys(), data=st.data())
-def test_hash_2_the_order_in_which_extra_keys_are_listed_is_nothing(
-    package: ModuleType, extra: Any, data: st.DataObject
-) -> None:
-    values = list(range(12))
-    assert _digests(package, values, data.draw(st.permutations(extra))) == _digests(package, values, extra)
 
 
 @pytest.mark.parametrize(
@@ -343,13 +269,6 @@ def test_sec_2_a_refused_salt_is_not_printed(package: ModuleType) -> None:
 
 
 # -- HASH-3: full pages only ----------------------------------------------------------------------
-
-
-@given(values=token_lists, page_size=page_sizes)
-def test_hash_3_only_full_pages_have_keys(package: ModuleType, values: list[int], page_size: int) -> None:
-    keys = _keys(package, PlainRequest("r", values), page_size)
-    assert len(keys) == len(values) // page_size
-    assert _keys(package, PlainRequest("r", values[: len(keys) * page_size]), page_size) == keys
 
 
 @given(request=plain_requests(), page_size=page_sizes)
