@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DataObject, SearchStrategy
 
 from ..calls.source import Source
-from ..calls.values import EXTRA_KEYS, NO_INTS, NO_LISTS
+from ..calls.values import EXTRA_KEYS, NO_INTS
 
-__all__ = ["EXTRA_KEYS", "NO_INTS", "NO_LISTS", "Drawing", "UnrepeatableError", "some", "token_lists"]
+__all__ = ["EXTRA_KEYS", "NO_INTS", "Drawing", "UnrepeatableError", "some", "token_lists"]
 
 T = TypeVar("T")
 
