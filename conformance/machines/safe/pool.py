@@ -208,9 +208,7 @@ class SafePool(PoolMachine):
     def take_first(self, pages: list[int] | None, count: int) -> None:
         """Makes the specification take some pages next, if these are right."""
         if pages is not None and len({*pages} & {*self.free}) == len(pages) == count:
-            for page in pages:
-                self.spec.pool.free_order.remove(page)
-            self.spec.pool.free_order.put_front(pages)
+            self.spec.pool.free_order.wanted = list(pages)
 
     def find_alike(self, call: Call, row: Method, found: Any) -> Any:
         """What a look-up may find: of several pages of equal content whichever the backend finds."""
