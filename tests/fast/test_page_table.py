@@ -141,35 +141,6 @@ def test_the_largest_slot(page_id: int, page_size: int, last: int) -> None:
         assert isinstance(mine, tuple) == (page_id * page_size >= 2**31)
 
 
-@settings(max_examples=250, deadline=None)
-@given(st.lists(st.lists(good_page, max_size=WIDTH), min_size=ROWS, max_size=ROWS), st.data())
-def test_slots_agree_with_the_table(rows: list[list[int]], data: st.DataObject) -> None:
-    """TAB-7: mappings and slices of steps that mostly fit are the specification's, bit for bit."""
-    ours, theirs = fast.PageTable(ROWS, WIDTH, TOKENS), spec.PageTable(ROWS, WIDTH, TOKENS)
-    ours.append_rows_batch(rows, range(ROWS))
-    theirs.append_rows_batch(rows, range(ROWS))
-    page_size = data.draw(st.sampled_from([1, 2, 3, 4, 7, 2**30, 2**31, 2**40]))
-    places = st.integers(0, ROWS - 1).flatmap(
-        lambda row_idx: st.tuples(st.just(row_idx), st.integers(0, max(0, len(rows[row_idx]) * page_size - 1)))
-    )
-    tokens = data.draw(st.lists(places, max_size=TOKENS))
-    runs = [
-        (*place, data.draw(st.integers(0, 7)))
-        for place in data.draw(st.lists(places, unique_by=lambda place: place[0], max_size=ROWS))
-    ]
-    forms: list[Callable[[Any], Any]] = [list, lambda values: np.array(values, np.int64)]
-    form = data.draw(st.sampled_from(forms))
-    mapping = [form([token[k] for token in tokens]) for k in range(2)]
-    slices = [form([run[k] for run in runs]) for k in range(3)]
-    for call in (("slot_mapping", *mapping, page_size), ("update_slices", *slices, page_size)):
-        expected = _called(theirs, *call)
-        assert _called(ours, *call) == expected
-        if not isinstance(expected, tuple):
-            name, *arguments = call
-            result, same = (getattr(table, name)(*arguments) for table in (ours, theirs))
-            assert (result.dtype, result.shape) == (same.dtype, same.shape)
-
-
 @pytest.mark.parametrize("bad", [2, -1, True, 0.0])
 def test_groups_are_counted_and_numbered(bad: Any) -> None:
     """R1: a group that does not exist is an IndexError, and no bool is a group."""
