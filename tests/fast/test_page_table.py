@@ -76,7 +76,6 @@ def _together(ours: Any, theirs: Any, tables: list[tuple[Any, Any]], call: tuple
 
 
 good_row = st.integers(0, ROWS - 1)
-good_page = st.one_of(st.integers(0, 9), st.just(2**31 - 1))
 few_pages = st.lists(st.integers(1, 9), max_size=2)
 sound_calls = st.one_of(
     *[
