@@ -137,7 +137,8 @@ class SafePool(PoolMachine):
         shown = {name: known for name, known in readers.items() if known[1](self.backend) is not None}
         if "cached pages" not in shown:
             self.session.lacks.add("what shows which pages are cached")
-        return [Field(name, clause, read, aside=True) for name, (clause, read) in shown.items()]
+        aside = {"usage", "null page", "change of its count"}
+        return [Field(name, clause, read, aside=name in aside) for name, (clause, read) in shown.items()]
 
     def target_of(self, table: Table, source: Drawing) -> Ref:
         """See `Calling.target_of`."""
