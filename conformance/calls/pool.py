@@ -190,10 +190,10 @@ def _uncacheable(source: Source, known: Any, given: Given) -> Given:
     return {"pages": [*given["pages"][: end - 1], wrong, *given["pages"][end:]], "num_full_pages": end}
 
 
-def _wrong_keys(source: Source, _: Any, given: Given) -> Any:
-    """The keys, one of which is not the page's own."""
+def _wrong_keys(source: Source, known: Any, given: Given) -> Any:
+    """The keys, one of which is not the page's own: for pools whose keys tell what they are of."""
     keys = given["page_hashes"]
-    if not keys:
+    if not keys or known.lacks("keys"):
         return {"num_cached_pages": given["num_full_pages"] + 1}
     place = source.integer(0, len(keys) - 1)
     wrong = source.one_of([replace(keys[place], made_by_hand=True)] * 2 + [STRANGER])
