@@ -106,13 +106,12 @@ def decided(right: Mapping[str, Any], seen: Mapping[str, Any]) -> tuple[dict[str
         right: the specification's state, by field.
         seen: the engine's; long fields by their CRC-32.
     """
-    kept = [dict(state) for state in (right, seen)]
+    kept = dict(right), dict(seen)
     for state in kept:
         state.pop("cached map", None)
         if isinstance(free := state.pop("free pages", None), list):
-            state["free pages"] = sorted(free)
-    hashed = [state.pop("hashed pages", None) for state in kept]
-    if all(isinstance(pages, list) for pages in hashed):
-        for state, pages in zip(kept, (set(hashed[0]) & set(hashed[1]), hashed[1]), strict=True):
-            state["hashed pages"] = sorted(pages)
-    return kept[0], kept[1]
+            state["free pages"] = sorted(free, key=repr)  # a log may hold anything
+    cached, shown = (state.pop("hashed pages", None) for state in kept)
+    if isinstance(cached, list) and isinstance(shown, list):
+        kept[0]["hashed pages"], kept[1]["hashed pages"] = [page for page in shown if page in cached], shown
+    return kept
