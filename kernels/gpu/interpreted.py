@@ -1,4 +1,4 @@
-"""The GPU's kernels on any computer: attention and updates in GPU interpret mode, with whatever the interpreter minds.
+"""The GPU's kernels on any computer: attention and updates in GPU interpret mode, with what the interpreter reports.
 
 Blocks run one after another, the warpgroups of a block beside each other, a copy is made as soon as it is started.
 What isn't ordered by a barrier shows as a race; shared memory that nobody wrote holds NaN. For tests: a call takes a

@@ -234,13 +234,13 @@ def _consume(item: Item[Geometry], wg: jax.Array) -> Sums:
         keys = scratch.keys.at[slot]
         scales = None
         if geometry.scale_rows is not None:
-            scales = scratch.tile_scales.at[_anew(item, wg, tile), :, pl.ds(0, geometry.tiles.keys)]
+            scales = scratch.tile_scales.at[_of_tile(item, wg, tile), :, pl.ds(0, geometry.tiles.keys)]
             column = jax.lax.rem(2 * item.head, jnp.int32(geometry.scale_rows.columns))
-            turn_scales(item, scratch.scales.at[slot], _anew(item, column, tile), scales, tile)
+            turn_scales(item, scratch.scales.at[slot], _of_tile(item, column, tile), scales, tile)
         if geometry.staged:
-            keys = converted(item, scratch.keys, slot, scratch.key_tile, _anew(item, wg, tile))
+            keys = converted(item, scratch.keys, slot, scratch.key_tile, _of_tile(item, wg, tile))
             release(scratch.keys_done)
-        scores = group.scores((scratch.queries.at[_anew(item, block, tile)], keys), then=partial(_pass_on, item))
+        scores = group.scores((scratch.queries.at[_of_tile(item, block, tile)], keys), then=partial(_pass_on, item))
         if not geometry.staged:
             release(scratch.keys_done)
         if scales is not None:
@@ -254,7 +254,7 @@ def _consume(item: Item[Geometry], wg: jax.Array) -> Sums:
         values = scratch.values.at[slot]
         if geometry.staged:
             room = scratch.key_tile if geometry.values_replace_keys else scratch.value_tile
-            values = converted(item, scratch.values, slot, room, _anew(item, wg, tile), tile)
+            values = converted(item, scratch.values, slot, room, _of_tile(item, wg, tile), tile)
             release(scratch.values_done)
         else:
             clean(item, slot, tile, wg)
@@ -313,11 +313,11 @@ def folded(
     return Sums(mixed, top, total), shares
 
 
-def _anew(item: Item[Geometry], place: jax.Array, tile: jax.Array) -> jax.Array:
+def _of_tile(item: Item[Geometry], place: jax.Array, tile: jax.Array) -> jax.Array:
     """Where something stands that all tiles have in common; of large heads as if it changed from tile to tile.
 
     The tensor cores are given an address for each 16 numbers of a head. The compiler computes those that stay once,
-    before all tiles; of large heads they are so many that others are spilled.
+    before all tiles; of large heads they take so much room that others are spilled.
     """
     return place + fixed_zero(tile) if item.geometry.layout.head_dim > _KEPT_HEAD_DIM else place
 

@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 
 __all__ = ["COPIED", "IN_FLIGHT", "copy_all"]
 
-# A copy of a few KiB takes a microsecond or two, most of it latency: so many at once hide it.
+# A copy of a few KiB takes a microsecond or two, most of it latency, which this many at once hide.
 IN_FLIGHT = 32
 
 COPIED = ("float32", "int32", "uint32", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2")

@@ -1,4 +1,4 @@
-"""The TPU's kernels on any computer: attention and updates in TPU interpret mode, with whatever the interpreter minds.
+"""The TPU's kernels on any computer: attention and updates in TPU interpret mode, with what the interpreter reports.
 
 Copies are made as soon as they are started (``"eager"``), where a missing wait shows as a race, or as late as they
 may be (``"on_wait"``), where it shows as NaN. Memory that nobody wrote holds NaN. For `kvproof check`, which finds this

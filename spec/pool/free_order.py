@@ -24,8 +24,8 @@ class FreeOrder:
 
     Attributes:
         now: the time of the last `advance`; None before the first.
-        wanted: the pages that are taken next whatever the order says, as far as they are free: for who follows the
-            choices of an implementation with another order; empty otherwise.
+        wanted: the pages that `take` takes before the first in the order, as far as they are free: they are set to
+            follow another implementation's choices, and empty otherwise.
         queue: the free pages of priority 0 but for those of second class.
     """
 
