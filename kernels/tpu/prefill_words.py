@@ -112,7 +112,7 @@ def numbers_in(words: jax.Array, lane: int, kv_dtype: Any, compute_dtype: Any) -
 
 
 def _widened(words: jax.Array, mantissa: int) -> jax.Array:
-    """The float of 8 bits in the low byte of each word, ``mantissa`` of them its mantissa, as float32: exact if finite."""
+    """The float of 8 bits in the low byte of each word, ``mantissa`` bits its mantissa, as float32: exact if finite."""
     exponents = 7 - mantissa
     bias = (127 - (1 << (exponents - 1)) + 1) << 23
     magnitude = (words & 0x7F) << (23 - mantissa)
