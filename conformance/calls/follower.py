@@ -23,7 +23,7 @@ _NO_FIELDS: dict[str, list[Any]] = {
 
 
 def _told_badly(source: Source, known: Any, _: Given) -> Any:
-    """An event that cannot come next behind one that can, or what is no event; no list."""
+    """Events of which the last one can't come next, or is no event; or a value that is no list."""
     cached = [told[1:] for told in known.spec.told if told[0] == "PageStored" and known.is_cached(told[2])]
     group, page, digest = cached[-1][:3] if cached else (0, 1, b"1")
     new, other = (PageStored(0, known.world.num_pages + more, b"2", None, (0,), None) for more in (7, 8))

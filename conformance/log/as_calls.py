@@ -187,11 +187,6 @@ class Converter:
                 return self._operation(entry)
         return None
 
-    @property
-    def ids(self) -> list[str]:
-        """The ids of all requests so far."""
-        return list(dict.fromkeys(request.request_id for request in self.requests))
-
     def ref_of(self, number: int) -> Ref:
         """How a request is named, by its number in the log."""
         return self._requests[number].ref

@@ -140,7 +140,7 @@ class Player:
             thing.views = _Views(page_views(thing.pool))
 
     def call(self, operation: Operation) -> Answer:
-        """Makes a call, requests brought to what they said before it; whatever it raises is an answer.
+        """Makes a call, requests brought to what they said before it; an exception that it raises is an answer, too.
 
         Raises:
             LogError: it names a request, an object or tokens that there are not.
@@ -179,12 +179,11 @@ class Player:
     def _handed_over(self, call: Call, operation: Operation) -> Call:
         """A call with the very pages that the request's last look-up found, if it is those that are handed over."""
         hits, request = operation.arguments.get("new_computed_pages"), operation.arguments.get("request")
-        last = (
-            self._hits.get(request["r"]) if hits is not None and isinstance(request, dict) and "r" in request else None
-        )
-        if last is None or result("groups", last, self._keys) != hits:
+        if hits is None or not isinstance(request, dict):
             return call
-        return call.given(new_computed_pages=last)
+        last = self._hits.get(request.get("r", -1))
+        is_that = last is not None and result("groups", last, self._keys) == hits
+        return call.given(new_computed_pages=last) if is_that else call
 
     def _returned(self, operation: Operation, call: Call, thing: Thing) -> Any:
         """What a call returned, as a log has it."""

@@ -255,7 +255,7 @@ class Trial:
             self._turn_to(side, call)
         labels = self._labels(call, row)
         expected = self._attempt(self.spec, call, row)
-        observed = self._observe(entry, row, expected)
+        observed = self._attempt(self.backend, call, row)
         if any(isinstance(outcome.error, GoneError) for outcome in (expected, observed)):  # as the two have strayed
             return Said(entry, str(expected), str(observed), "undecided", row.clause)
         if expected.error is not None and not is_refusal(expected.error):
@@ -266,11 +266,6 @@ class Trial:
                 self._note_built(call)
                 self._note_given(call, row, expected.value, observed.value)
         return self._judge(entry, call, row, labels, expected, observed)
-
-    def _observe(self, entry: Entry, row: Method, expected: Outcome) -> Outcome:
-        """What the backend made of a call, of which there is what the specification made of it."""
-        del expected
-        return self._attempt(self.backend, self._seeded(entry.call), row)
 
     def _attempt(self, side: Side, call: Call, row: Method) -> Outcome:
         outcome = attempt(lambda: perform(side, call, row))

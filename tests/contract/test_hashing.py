@@ -101,7 +101,7 @@ def test_hash_1_keys_are_the_documented_bytes(
 
 
 def test_hash_1_pinned_vector(package: ModuleType) -> None:
-    """The same on every platform, in every version that calls its encoding 2, whatever seed Python hashes with."""
+    """The same on every platform, in every version that calls its encoding 2, with any PYTHONHASHSEED."""
     request = PlainRequest("r", [0, -1, 2**31 - 1, 5, 9], (spec.CacheSalt("tenant"), spec.MultimodalItem(b"img", 2, 1)))
     first, second = _keys(package, request)
     assert first.hash_value.hex() == "ec0cd90ab19e7203c3932264edd2bf868bc4dbd33d5235a824a81b36c322fc0d"

@@ -1,6 +1,6 @@
 """PIN-1, PIN-2, MAN-12 on a manager: bounds of pins, and what is counted.
 
-What is pinned, in which order pages are freed then, and what is told of it, the machines `pins` and `events` draw.
+Machines `pins` and `events` draw pins, the order in which pages are freed after them, and the events of both.
 """
 
 from types import ModuleType

@@ -148,7 +148,7 @@ SMALL = ["--q-heads=2", "--kv-heads=1", "--page=128", "--sequences=2", "--contex
 def test_the_tuner_writes_what_the_kernels_then_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Here it is XLA that attends, whatever the blocks: times mean nothing, all else is as on a device."""
+    """XLA attends here with any blocks, so that times mean nothing; all else is as on a device."""
     path = tmp_path / "blocks.json"
     monkeypatch.setattr(tune, "_KEYS", (128, 256))
     monkeypatch.setattr(tune, "_QUERIES", (16,))
