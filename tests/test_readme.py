@@ -183,14 +183,6 @@ def test_the_recorded_engine_is_replayed_drawn_and_shrunk(installed: Path, folde
     assert tried.returncode == 1, tried.stdout
 
 
-@pytest.mark.parametrize("command", ["replay --synthetic 2 --lockstep", "serve-check --schedules 1 --seed 0"])
-def test_every_command_finds_a_backend_in_the_current_folder(command: str, installed: Path, folder: Path) -> None:
-    (folder / "my_engine.py").write_text("from kvproof import fast as backend\n")
-    words = [str(installed / "kvproof"), *command.split(), "--backend", "my_engine:backend"]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_the_options_that_the_consoles_show_are_known(capsys: pytest.CaptureFixture[str]) -> None:
     """Of the lines that take minutes, which no test runs."""
     from kvproof.conformance.cli import main

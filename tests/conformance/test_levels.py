@@ -136,7 +136,7 @@ def test_no_counterexample_of_level_sound_is_bad_input(tmp_path: Path, monkeypat
     file.write_text(made.replace(right, right.replace("== 0", "== 0 and page.page_hash is None")) + _NOTING)
     machine, backend = MACHINES["safe-pool"], load_backend("lenient_adapter")
     search: dict[str, Any] = {"examples": 20, "shrinking": 1.0, "seconds": 600.0}
-    runs = [run_machine(machine, backend, seed, clauses=SOUND_CLAUSES, level="sound", **search) for seed in (1, 2, 3)]
+    runs = [run_machine(machine, backend, seed, clauses=SOUND_CLAUSES, level="sound", **search) for seed in (1, 2)]
     assert all(run.deviations for run in runs)
     assert min(backend.get("SIZES")) > 1, "the backend was asked for it, too"
     for deviation in [found for run in runs for found in run.deviations]:

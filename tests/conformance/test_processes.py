@@ -59,13 +59,12 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "engine.log"
 
 
-@pytest.mark.parametrize("seconds", [0.5, 4.0])
-def test_serve_check_is_interrupted_and_ends_by_itself(seconds: float, tmp_path: Path) -> None:
+def test_serve_check_is_interrupted_and_ends_by_itself(tmp_path: Path) -> None:
     """JAX, broken off in the middle, ended the interpreter by SIGSEGV."""
     running = started(tmp_path, "serve-check", "--seed", "0", "--schedules", "1000")
     assert running.stdout is not None
     assert running.stdout.readline() == "seed 0\n"
-    time.sleep(seconds)
+    time.sleep(3.0)
     os.killpg(running.pid, signal.SIGINT)
     _, errors = running.communicate(timeout=60)
     assert running.returncode == 2, errors

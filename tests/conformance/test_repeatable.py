@@ -196,12 +196,6 @@ def test_the_other_machines_go_on(capsys: pytest.CaptureFixture[str], monkeypatc
     assert "table: 24 sequences" in printed
 
 
-def test_a_deterministic_backend_is_not_told_of() -> None:
-    for name in ("safe-pool", "safe-manager", "safe-groups", "safe-amid"):
-        found = run_machine(MACHINES[name], Backend("spec", kvproof.spec), 5, examples=16, level="safe")
-        assert found.unrepeated == ""
-
-
 def test_a_deviation_that_does_not_come_again_is_told() -> None:
     class Once(CacheManager):
         told = False

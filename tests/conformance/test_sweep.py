@@ -86,9 +86,10 @@ def test_large_scores_are_exact(data: DataObject) -> None:
     assert draw_batch(Drawing(data), "plain with causal, q_scale, scale").content == "normal"
 
 
-@pytest.mark.parametrize("name", ["swap", "safe-manager", "safe-groups"])
-def test_a_backend_of_ours_conforms(name: str) -> None:
-    assert [found for *_, found in sweep("kvproof.fast", [name], range(100, 101), effort=0.2)] == [""]
+def test_a_backend_of_ours_conforms() -> None:
+    assert [found for *_, found in sweep("kvproof.fast", ["queue", "safe-groups"], range(100, 101), effort=0.1)] == [
+        ""
+    ] * 2
 
 
 def test_the_sweep_names_machines_that_there_are() -> None:

@@ -114,7 +114,7 @@ def test_the_documents_are_taken_as_they_are(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", TEXTS)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)  # machine snapshots damages snapshots, too
 @given(number=st.integers(0, 2**32 - 1))
 def test_both_take_the_same_damaged_documents(kind: str, number: int) -> None:
     """SEC-3, MAN-14: what one refuses the other refuses; what both take is the same then."""

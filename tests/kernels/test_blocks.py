@@ -30,22 +30,24 @@ def arrays(tokens: int = 64, page: int = PAGE) -> list[Any]:
 
 
 def told(**options: Any) -> dict[str, Any]:
-    """Of each kernel the blocks that it runs with on a TPU."""
+    """What is told of each kernel of a call on a TPU."""
     call: Any = explain
-    return {said.kernel: said.blocks for said in call(ragged_paged_attention, *arrays(), platform="tpu", **options)}
+    return {said.kernel: said for said in call(ragged_paged_attention, *arrays(), platform="tpu", **options)}
 
 
 def test_explain_shows_the_blocks_of_each_kernel() -> None:
     plain = told()
     assert plain.keys() == {"ragged_attention", "paged_decode", "paged_decode_drafts"}
-    assert plain["paged_decode"] == decode_blocks("", "bfloat16", 8, PAGE)
-    asked = told(decode_block=256, prefill_block=(32, 128))
+    assert plain["paged_decode"].blocks == decode_blocks("", "bfloat16", 8, PAGE)
+    said = told(decode_block=256, prefill_block=(32, 128))
+    asked = {kernel: of_kernel.blocks for kernel, of_kernel in said.items()}
     assert (asked["paged_decode"].tokens, asked["paged_decode"].short) == (256, (128,))
     assert asked["paged_decode_drafts"].tokens == 512
     assert asked["ragged_attention"] == (32, 128 // PAGE)
-    call: Any = explain
-    lines = [str(said) for said in call(ragged_paged_attention, *arrays(), platform="tpu", prefill_block=(32, 128))]
-    assert lines[0] == "ragged_paged_attention: ragged_attention runs with blocks of queries 32, pages 8"
+    assert (
+        str(said["ragged_attention"])
+        == "ragged_paged_attention: ragged_attention runs with blocks of queries 32, pages 8"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Who serves on a GPU: kernels where it is a Hopper, else XLA, which is said once; no other platform sees any of it."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,17 +22,40 @@ from kvproof.kernels.gpu import hopper
 from kvproof.kernels.xla import update as xla
 
 from .gpu_aot import CALL, on_gpu
-from .test_lowering import KERNELS, LENGTHS, PAGE, D, H, P, T, array
+
+P, PAGE, H, D, T, S, WIDTH = 32, 16, 8, 128, 16, 4, 5
+
+array: Callable[..., Any] = jax.ShapeDtypeStruct
+
+
+def ids(*shape: int) -> Any:
+    return array(shape, jnp.int32)
+
+
+def slices(pages: Any, keys: Any, values: Any, mapping: Any, count: Any) -> Any:
+    return kv_cache_update(pages, keys, values, mapping, num_slices=count)
+
+
+LENGTHS = (ids(S), ids(S, WIDTH), ids(S + 1), ids(1))
+ROWS = array((T, H, D), jnp.bfloat16)
+PAGES = array((P, PAGE, H, 2, D), jnp.bfloat16)
+SCALED = ScaledPages(array((P, PAGE, H // 2, 4, D), jnp.int8), array((P, PAGE, 2 * H), jnp.float32))
+
+UPDATES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "update": (kv_cache_update, (PAGES, ROWS, ROWS, ids(T))),
+    "update_of_slices": (slices, (PAGES, ROWS, ROWS, ids(3, T), ids(1))),
+    "update_with_scales": (kv_cache_update, (SCALED, ROWS, ROWS, ids(T))),
+}
+"""What the GPU's kernels take and is lowered in no time."""
 
 HOPPERS = ["NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA H100 NVL", "NVIDIA GH200 480GB", "NVIDIA H20", "NVIDIA H800"]
 OTHERS = ["NVIDIA A100-SXM4-80GB", "NVIDIA B200", "NVIDIA GB200", "NVIDIA L40S", "Tesla V100-SXM2-16GB"]
 TAKEN = ["update", "update_of_slices"]
-"""What the GPU's kernels take, of the calls of `KERNELS`, and is lowered in no time."""
 
 
 def traced(name: str, kind: str | None) -> Any:
-    """A call of `KERNELS`, traced where GPUs of a kind are in sight, or none: once for each kind in a process."""
-    function, arguments = KERNELS[name]
+    """A call of `UPDATES`, traced where GPUs of a kind are in sight, or none: once for each kind in a process."""
+    function, arguments = UPDATES[name]
     if kind is None:
         return jax.jit(function).trace(*arguments)
     with on_gpu(kind):
@@ -56,7 +80,7 @@ def test_a_hopper_gets_kernels_and_other_platforms_do_not(name: str) -> None:
 def test_a_mapped_update_is_xlas(name: str) -> None:
     """CACHE-3: under `vmap` no kernel changes what it is given, on any platform; what XLA does is the same."""
     pytest.importorskip("absl", reason="absl-py, which Mosaic GPU needs, is not installed")
-    function, arguments = KERNELS[name]
+    function, arguments = UPDATES[name]
     pages, *others = jax.tree.map(lambda leaf: array((2, *leaf.shape), leaf.dtype), arguments)
     with on_gpu(HOPPERS[0]):
         every = jax.jit(jax.vmap(function)).trace(pages, *others)

@@ -24,7 +24,7 @@ from kvproof.kernels.xla import update as xla
 
 from . import gpu_aot
 from .gpu_aot import shape
-from .test_lowering import LENGTHS, ids, slices
+from .test_gpu_dispatch import LENGTHS, ids, slices
 
 gpu_aot.require()
 

@@ -110,7 +110,7 @@ def lengths(page: int) -> st.SearchStrategy[tuple[list[int], list[int]]]:
 
 @pytest.mark.parametrize("name", CASES)
 @given(lens=lengths(64), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=3)
+@settings(max_examples=2)
 def test_agrees_with_dense_attention(name: str, lens: tuple[list[int], list[int]], seed: int) -> None:
     """ATT-1..4, ATT-6: decoding rows, prefill, sequences without keys; poison in all that is dead."""
     batch = batch_of(name, seed, *lens)
@@ -194,9 +194,8 @@ def test_what_the_kernel_leaves_to_others() -> None:
 @pytest.mark.parametrize(
     ("heads", "latent", "table", "dtype", "reason"),
     [
-        (128, 512, (256, 900), jnp.bfloat16, None),
-        (128, 512, (256, 2048), jnp.bfloat16, "scalars"),
-        (128, 1024, (8, 64), jnp.float32, None),
+        (16, 512, (256, 900), jnp.bfloat16, None),
+        (16, 512, (256, 2048), jnp.bfloat16, "scalars"),
         (128, 1536, (8, 64), jnp.float32, None),
         (128, 2048, (8, 64), jnp.float32, "VMEM"),
     ],
@@ -207,7 +206,7 @@ def test_what_is_too_large_is_left_to_xla_before_a_compiler_refuses_it(
     """What is taken compiles; beside it stands what would not."""
     i32: Any = partial(aot.shape, dtype=jnp.int32)
     queries: Any = aot.shape((64, heads, latent), dtype)
-    pages: Any = aot.shape((1000, 16, latent + 128), dtype)
+    pages: Any = aot.shape((1000, 64, latent + 128), dtype)
     why = mla.unsupported(queries, pages, i32(table))
     assert (why is None) if reason is None else (reason in str(why))
     if why is not None:
