@@ -48,7 +48,7 @@ class Labelled(Machine):
 def test_r1_the_machines_see_no_fault_refused_by_two_clauses(name: str) -> None:
     known = MACHINES[name]
     machine = type(known.__name__, (Labelled, known), {})
-    report = run_machine(machine, load_backend("kvproof.fast"), 0, examples=min(known.examples, 20), shrink_seconds=5)
+    report = run_machine(machine, load_backend("kvproof.fast"), 0, examples=min(known.examples, 12), shrink_seconds=5)
     assert [(str(found), found.calls) for found in report.deviations] == []
 
 

@@ -62,13 +62,13 @@ def test_faults_at_the_boundary_of_our_engine_are_found_in_few_requests() -> Non
     requests, missed = {}, []
     for name, bug in SERVED_BUGS.items():
         engine = functools.partial(small_engine, f"kvproof.conformance.catalogue:{name}", *bug.setups)
-        judgement = judged(engine, scripts=8, relations=(bug.machine,), tolerance=1e-3, tries=15)
+        judgement = judged(engine, scripts=8, relations=(bug.machine,), tolerance=1e-3, tries=6)
         if not {found.clause for found in judgement.deviations} & bug.clauses:
             missed.append((name, judgement.ended, judgement.deviations))
         else:
             requests[name] = judgement.deviations[0].script.num_requests
     assert missed == []
-    assert median(requests.values()) <= 3, requests
+    assert median(requests.values()) <= 4, requests
 
 
 # -- Faults of a proxy before a server ------------------------------------------------------------------------------
