@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from .datum import Call, resolve, simpler
-from .source import Source
+from .source import Nth, Source
 
 __all__ = ["EVERY", "Kind", "Method", "Table", "bound", "perform"]
 
@@ -141,6 +141,19 @@ class Method:
         wrong = spoil(source, known, given)
         given |= wrong if isinstance(wrong, dict) else {name: wrong}
         return name, given
+
+    def every_fault(self, known: Any) -> Iterator[tuple[str, int]]:
+        """The faults of calls that are made now, each by its argument and its place among those of the argument.
+
+        Only where one decision draws what is wrong with an argument; `spoilt` makes one of `Nth` with its place.
+        """
+        given = self.drawn(Nth(0), known)
+        for name in self.faults(known):
+            spoil = self.kinds[name].fault
+            assert spoil is not None, "only kinds with faults are chosen"
+            source = Nth(0)
+            spoil(source, known, given)
+            yield from ((name, place) for place in range(source.last + 1))
 
     def fitting(self, known: Any, given: Given) -> dict[str, Any]:
         """Arguments that were allowed once, without what is not allowed any more."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from .spelling import LISTED, TOKENS, Spelling
 
-__all__ = ["Source"]
+__all__ = ["Nth", "Source"]
 
 T = TypeVar("T")
 
@@ -70,3 +70,24 @@ class Source:
     def token_spelling(self, iterables: bool = True) -> Spelling:
         """How the tokens of a request are handed over, half of the time in the usual way."""
         return self.one_of(self.one_of([TOKENS[:1], TOKENS])) if iterables else self.one_of(LISTED)
+
+
+class Nth(Source):
+    """Takes the option at one place wherever it is asked: so what is drawn by one decision can be gone through in turn.
+
+    Args:
+        place: the place.
+
+    Attributes:
+        last: the last place of the decision that was asked last.
+    """
+
+    last = 0
+
+    def __init__(self, place: int) -> None:
+        self._place = place
+
+    def integer(self, least: int, most: int) -> int:
+        """See `Source.integer`."""
+        self.last = most - least
+        return min(least + self._place, most)

@@ -1,6 +1,7 @@
 """The attention machines: ragged batches over poisoned pages, held against the specification's dense float64."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +12,7 @@ from ..calls.arrays import ATTENTION
 from ..calls.datum import Call, Ref
 from ..calls.deviation import SpecificationError, attempt
 from ..calls.method import Method, Table
+from ..calls.source import Nth
 from .arrays import SLIGHT, Array, Near, shape_and_type, worst
 from .base import Both, Side
 from .binding import bound_together
@@ -95,7 +97,7 @@ def _scales_are_missing(batch: Batch, call: Attend) -> bool:
 
 
 _MISUSES = 8
-"""Calls with a fault that a step makes: each fault is one of some fifty, and is refused at once."""
+"""Calls with a fault that a step makes: there are some hundred and fifty faults, and each is refused at once."""
 
 
 class AttentionFaults(CacheMachine, Calling):
@@ -123,11 +125,20 @@ class AttentionFaults(CacheMachine, Calling):
     @step(when=lambda self: self.simplest)
     def misuse(self, source: Drawing) -> Calls:
         """Wrong types, shapes and options; lengths, starts and page ids that are impossible, where they are checked."""
-        rows = [row for row in self.rows() if self.taken(row.name, SETUPS[self.simplest])]
         for _ in range(_MISUSES):
-            row = source.one_of(rows)
+            row, name, place = self.session.dealt(
+                "fault", self.every_fault(), lambda count: source.integer(0, count - 1)
+            )
             self.checks_numbers = self.backend.names.accepts(row.name, "validate")
-            yield self.spoilt(row, source)
+            given = row.spoilt(Nth(place), self, name)[1]
+            yield replace(self.call_of(row.name, None, **given), fault=name)
+
+    def every_fault(self) -> Iterator[tuple[Method, str, int]]:
+        """The faults that calls can have; see `Method.every_fault`."""
+        for row in self.rows():
+            if self.taken(row.name, SETUPS[self.simplest]):
+                self.checks_numbers = self.backend.names.accepts(row.name, "validate")
+                yield from ((row, *fault) for fault in row.every_fault(self))
 
     def taken(self, function: str, setup: Setup) -> bool:
         """Whether the backend has a function, and takes what a setup describes: ``kvproof_takes_setup`` says so."""

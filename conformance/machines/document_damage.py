@@ -157,6 +157,7 @@ def damages(shot: Shot) -> dict[str, list[Damage]]:
         "cache": _cache(shot),
         "requests": _requests(shot),
         "counts": _counts(shot),
+        "order": _order(shot),
     }
     return {kind: found for kind, found in kinds.items() if found}
 
@@ -275,4 +276,16 @@ def _counts(shot: Shot) -> list[Damage]:
     for name in ("stored_at", "freed_at"):
         if shot[name]:
             found.append(_set([[shot[name][0][0], shot["clock"] + 1]], name))
+    return found
+
+
+def _order(shot: Shot) -> list[Damage]:
+    """Lists that are in the order of the pages: in another one, or with a page twice."""
+    found: list[Damage] = []
+    for name in ("priorities", "stored_at", "freed_at"):
+        first, *rest = shot[name] or [None]
+        if first is not None:
+            found.append(_set([first, first, *rest], name))
+        if rest:
+            found.append(_set([rest[0], first, *rest[1:]], name))
     return found

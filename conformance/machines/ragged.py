@@ -468,7 +468,7 @@ def draw_batch(data: Drawing, name: str, writes: bool = False) -> Batch:
         kv_lens.append(_draw_length(data, setup, q_lens[-1], writes))
     reserved = 1 if setup.first_page == 0 and data.one_of([True, False]) else 0
     seed = data.draw(st.integers(0, 99))
-    pages = _draw_pages(data, setup, q_lens, kv_lens, seed, max(setup.first_page, reserved))
+    pages = _draw_pages(data, setup, q_lens, kv_lens, seed, max(setup.first_page, reserved), writes)
     released = [
         setup.first_key(q, kv) // setup.layout.page_size if reserved and not data.rarely() else 0
         for q, kv in zip(q_lens, kv_lens, strict=True)
@@ -514,9 +514,12 @@ def _draw_length(data: Drawing, setup: Setup, q_len: int, writes: bool) -> int:
 
 
 def _draw_pages(
-    data: Drawing, setup: Setup, q_lens: list[int], kv_lens: list[int], seed: int, first: int
+    data: Drawing, setup: Setup, q_lens: list[int], kv_lens: list[int], seed: int, first: int, writes: bool
 ) -> list[list[int]]:
-    """The pages of each sequence: others in any order, a shared prefix, a page more than it needs."""
+    """The pages of each sequence: others in any order, a shared prefix, a page more than it needs.
+
+    Where query tokens are written, a sequence often goes on right behind the full pages of another, which writes there.
+    """
     size = setup.layout.page_size
     waiting = list(range(first, setup.layout.num_pages))
     if seed % 2:  # else in order: the first sequence begins in the first page
@@ -527,6 +530,10 @@ def _draw_pages(
         held: list[int] = []
         if place and data.one_of([False, True]):
             other = data.draw(st.integers(0, place - 1))
+            behind = kv_lens[other] // size * size + q_len
+            if writes and behind <= setup.most_keys and data.one_of([True, False]):
+                kv_lens[place] = kv_len = behind
+                wanted = -(-kv_len // size)
             held = pages[other][: min(kv_lens[other], kv_len - q_len) // size] if kv_len > q_len else []
         if setup.tall and wanted > len(held) + 2:  # one page stands for all that are far back
             held = held + waiting[:1] * (wanted - len(held) - 2)

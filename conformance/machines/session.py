@@ -1,7 +1,7 @@
 """One machine's run against one backend: what is compared, what was found, and how much was tried."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil
 from time import monotonic
 from typing import Any, TypeVar
@@ -105,6 +105,7 @@ class Session:
         self.first_at = 0.0
         self.repeats = repeats
         self.kept: dict[str, list[Any]] = {kind: list(few) for kind, few in (kept or {}).items()}
+        self._left: dict[str, list[Any]] = {}
 
     def again(self, backend: Backend, by_all: bool = False) -> "Session":
         """A session in which steps of this one can be taken again, on the same backend by another `Backend`.
@@ -169,6 +170,20 @@ class Session:
         if drawn not in kept and len(kept) < ceil(most * self.effort):
             kept.append(drawn)
         found: T = drawn if drawn in kept else kept[crc32(repr(drawn).encode()) % len(kept)]
+        return found
+
+    def dealt(self, kind: str, options: Iterable[T], choose: Callable[[int], int]) -> T:
+        """One of some options, each of which comes once in this run before one comes again.
+
+        Args:
+            kind: what it is.
+            options: the options, in their order.
+            choose: draws the place of one among those left, of which it is told the number.
+        """
+        left = self._left.setdefault(kind, [])
+        if not left:
+            left += options
+        found: T = left.pop(choose(len(left)))
         return found
 
     def end_step(self, name: str, declared: Iterable[str], compared: set[str], wasted: bool) -> None:

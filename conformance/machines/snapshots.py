@@ -29,6 +29,9 @@ __all__ = ["Restoring", "Snapshots"]
 _MUTANTS = 32
 """Damaged snapshots that are tried in one step."""
 
+_DAMAGED = 3
+"""Snapshots with a damage of which the kind is drawn that are tried in one step."""
+
 
 class Restoring(GroupSteps):
     """The backend's manager is restored from snapshots, the specification's goes on as it is.
@@ -211,12 +214,13 @@ class Snapshots(Restoring, Pins):
             self.spoil(data, "snapshots")
             return
         kinds = damages(as_json(self.spec.manager))
-        kind = data.one_of(sorted(kinds))
-        place = data.draw(st.integers(0, len(kinds[kind]) - 1))
-        without = None
-        if kind == "requests" and self.known and data.one_of([True, False]):
-            without = data.draw(st.integers(0, len(self.known) - 1))
-        self.restore_damaged(kind, place, without)
+        for _ in range(_DAMAGED):
+            kind = data.one_of(sorted(kinds))
+            place = data.draw(st.integers(0, len(kinds[kind]) - 1))
+            without = None
+            if kind == "requests" and self.known and data.one_of([True, False]):
+                without = data.draw(st.integers(0, len(self.known) - 1))
+            self.restore_damaged(kind, place, without)
 
     def good_snapshot(self) -> dict[str, Any]:
         """The arguments that restore the managers as they are."""

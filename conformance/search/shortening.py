@@ -109,6 +109,10 @@ class _Shortening:
             self._take_apart()
             self._leave_out_alike()
             self._leave_out_steps()
+            long = self.found
+            self._simplify_step(len(self.found.trace) - 1)
+            if self.found is not long:
+                continue  # what only the last step named may go now, before all others are looked at one by one
             self._simplify_draws()
             self._simplify_start()
             self._exchange_draws()
@@ -224,12 +228,16 @@ class _Shortening:
     def _simplify_draws(self) -> None:
         """Makes draws simpler, one by one, those of the last step first."""
         for place in reversed(range(1, len(self.found.trace))):
-            self._simplify_call(place)
-            drawn = 0
-            while drawn < len(self._drawn(place)):
-                value = self._drawn(place)[drawn]
-                if not any(self._keep(self._with_draw(place, drawn, less)) for less in simpler(value)):
-                    drawn += 1
+            self._simplify_step(place)
+
+    def _simplify_step(self, place: int) -> None:
+        """Makes the arguments of a call simpler, or what another step drew."""
+        self._simplify_call(place)
+        drawn = 0
+        while drawn < len(self._drawn(place)):
+            value = self._drawn(place)[drawn]
+            if not any(self._keep(self._with_draw(place, drawn, less)) for less in simpler(value)):
+                drawn += 1
 
     def _exchange_draws(self) -> None:
         """Tries other numbers in the place of those that cannot be made simpler, where that shortens."""

@@ -3,7 +3,6 @@
 That it finds nothing in the backend behind them is held by CI's main job, a whole check, and by `test_labels`.
 """
 
-import itertools
 import os
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import kvproof.fast
 from kvproof.conformance import catalogue
 from kvproof.conformance.backends.loading import BackendError, load_backend
 from kvproof.conformance.calls.deviation import Deviation
-from kvproof.conformance.calls.source import Source
+from kvproof.conformance.calls.source import Nth
 from kvproof.conformance.catalogue import SEEDED_BUGS, SeededBug
 from kvproof.conformance.catalogue.registry import FORESEEN, OWN, seeded, served
 from kvproof.conformance.machines import MACHINES, Machine
@@ -132,32 +131,12 @@ class Misuse(Attention):
         """Left out."""
 
     @step(when=lambda self: self.simplest)
-    def misuse(self, source: Drawing) -> Calls:
+    def misuse(self, _: Drawing) -> Calls:
         """All of them, in their order."""
         row, self.checks_numbers = self.rows()[0], True
-        for name, kind in row.kinds.items():
-            assert kind.fault is not None
-            for number in itertools.count():
-                place = Place(number)
-                spoilt = kind.fault(place, self, {})
-                if number > place.last:
-                    break
-                changes = spoilt if isinstance(spoilt, dict) else {name: spoilt}
-                yield replace(self.drawn(row, source).given(**changes), fault=name)
-
-
-class Place(Source):
-    """The decision for one of some options, by its place."""
-
-    last = 0
-
-    def __init__(self, place: int) -> None:
-        self.place = place
-
-    def integer(self, least: int, most: int) -> int:
-        """See `Source.integer`."""
-        self.last = most
-        return min(self.place, most)
+        for name, place in row.every_fault(self):
+            given = row.spoilt(Nth(place), self, name)[1]
+            yield replace(self.call_of(row.name, None, **given), fault=name)
 
 
 @pytest.mark.parametrize(
