@@ -111,7 +111,7 @@ def attended(kind: str) -> tuple[list[Any], dict[str, Any], Array]:
     return batch([1, 6, 1], [9, 13, 4]), masks | KINDS[kind][3], queries
 
 
-@every_kind
+@pytest.mark.parametrize("kind", ["bfloat16 as bits", "int8, a scale for each slot", "float8 as bits"])
 def test_attention_reads_the_same_numbers(kind: str) -> None:
     """ATT-1."""
     slots, columns = caches(kind)

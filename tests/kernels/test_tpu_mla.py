@@ -108,7 +108,7 @@ def lengths(page: int) -> st.SearchStrategy[tuple[list[int], list[int]]]:
     return st.lists(st.tuples(q_len, kv_len), min_size=1, max_size=MAX_SEQS).map(cut)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["bfloat16", "window"])
 @given(lens=lengths(64), seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=2)
 def test_agrees_with_dense_attention(name: str, lens: tuple[list[int], list[int]], seed: int) -> None:
