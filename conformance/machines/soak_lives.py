@@ -158,7 +158,7 @@ class Life:
         room = max(listed, self.rows) * chance.one_of([2, 4, 4, 8] if self._theme == "many" else [1, 1, 2, 4])
         room *= len(kinds)
         options = {} if self._decodes else dict(_dealt(self._seed, self._life, _OPTIONS))
-        if self._shares and "eviction" in options:
+        if (self._shares or self._theme == "long") and "eviction" in options:
             options = {}  # a policy's pool has no room for them
         if "eviction" in options:
             listed, room = min(listed, _MOST_RANKED // 8), min(room, _MOST_RANKED)
@@ -289,6 +289,8 @@ class Life:
         new = 0 if chance.integer(0, 2) else chance.size(self.world.max_model_len)
         hits = bool(self.prompt) or chance.integer(0, 5) > 0
         self._plans.append(("admit", (name, new, hits, self._ahead(), chance.rarely())))
+        if self._theme == "long" and chance.integer(0, 1):  # another leaves a long list somewhere within it
+            self._plans.append(("mirror", (name, chance.integer(1, self.world.max_model_len))))
 
     def _ahead(self) -> int:
         return self._chance.size(64) if self._chance.rarely() else 0
