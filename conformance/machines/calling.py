@@ -164,8 +164,7 @@ class Calling(Machine):
 
     def make_call(self, call: Call) -> Both:
         """Makes a call on both sides, and compares what came of it."""
-        noted = self.records_calls and not self._operating
-        if noted:
+        if self.records_calls:
             self.note_call(call)
         table, row = self.row_of_call(call)
         self.session.note_drawn(table.counted(call))
@@ -177,7 +176,7 @@ class Calling(Machine):
                 if side is self.spec:
                     if self._repeats and not call.refused:
                         raise _LeftOut from None
-                    if noted:
+                    if self.records_calls:
                         self._trace[-1] = replace(call, refused=True)
                 raise
 
@@ -211,6 +210,11 @@ class Calling(Machine):
         del call
         return row.blame, row.refuses if row.blame else ()
 
+    @property
+    def called(self) -> tuple[Side, ...]:
+        """The sides on which calls are made."""
+        return self.spec, self.backend
+
     def perform(self, side: Side, call: Call, row: Method) -> Any:
         """Makes a call on one side; see `kvproof.conformance.calls.method.perform`."""
         return perform(side, call, row)
@@ -221,8 +225,9 @@ class Calling(Machine):
         Raises:
             GoneError: it names what there is not any more.
         """
-        for side in (self.spec, self.backend):
+        for side in self.called:
             resolve((call.target, *call.arguments.values()), side)
+        before = len(self._trace)
         self._repeats = True
         try:
             row = self.row_of_call(call)[1]
@@ -230,7 +235,7 @@ class Calling(Machine):
             given = {name: renamed(value, self.named_now) for name, value in given.items()}
             self.make_call(replace(call, arguments=given))
         except _LeftOut:
-            self._trace.pop()
+            del self._trace[before:]
         finally:
             self._repeats = False
 

@@ -38,15 +38,8 @@ class ManagerFaults(Admission):
 
     is_exact: ClassVar[bool] = True
 
-    def call_badly(self, call: Call, clause: str, why: str) -> None:
-        """Makes a call that must be refused.
-
-        Args:
-            call: the call.
-            clause: the label of the clause that refuses it, for machines that have no specification to ask.
-            why: what is wrong with it, for the reports of those machines.
-        """
-        del clause, why
+    def call_badly(self, call: Call) -> None:
+        """Makes a call that must be refused."""
         self.make_call(call)
 
     @step("MAN-3", "MAN-4", "MAN-8", "MAN-10", weight=2)
@@ -98,7 +91,7 @@ class ManagerFaults(Admission):
 
     def make_spoilt(self, call: Call) -> None:
         """Makes a call of which one argument is wrong."""
-        self.call_badly(call, "R1", f"{call.fault} is wrong")
+        self.call_badly(call)
 
     def some_request(self, data: Drawing) -> Ref:
         """A request, live or not."""
@@ -142,7 +135,7 @@ class ManagerFaults(Admission):
         groups = [Declared(group, number) if isinstance(group, Group) else group for number, group in numbered]
         numbers = dict(zip(("num_shards",), self.first, strict=False)) | {"num_pages": 4}
         call = self.call_of(self.made, None, **numbers, kv_cache_groups=groups, max_model_len=8, **options)
-        self.call_badly(call, "R1", "one of its arguments is wrong")
+        self.call_badly(call)
 
     # -- What makes no sense after what came before ---------------------------------------------------------
 
@@ -151,16 +144,15 @@ class ManagerFaults(Admission):
         request = self.asking_request(data)
         case, beyond = self.cases[request.request.of], self.max_model_len - dict(request.said)["num_computed_tokens"]
         asked = {"request": request, "num_new_tokens": 1}
-        calls: list[tuple[str, dict[str, Any], str]] = [
-            ("allocate_slots", asked | {"num_new_tokens": beyond + 1}, "MAN-2"),
-            ("allocate_slots", asked | {"num_new_computed_tokens": self.unit}, "MAN-2"),
+        calls: list[tuple[str, dict[str, Any]]] = [
+            ("allocate_slots", asked | {"num_new_tokens": beyond + 1}),
+            ("allocate_slots", asked | {"num_new_computed_tokens": self.unit}),
         ]
         if case.live and self.offers("manager", "cache_pages"):
             more = {"request": request.request, "num_computed_tokens": case.given + 1}
-            calls += [("cache_pages", more, "MAN-3")] * 2
-        method, given, clause = data.one_of(calls)
-        call = self.call_of(method, MANAGER_REF, **given)
-        self.call_badly(call, clause, f"at most {self.max_model_len} tokens, of which {case.given} have slots")
+            calls += [("cache_pages", more)] * 2
+        method, given = data.one_of(calls)
+        self.call_badly(self.call_of(method, MANAGER_REF, **given))
 
     def go_on_badly(self, data: Drawing) -> None:
         """Computed tokens that were never given slots, fell, or are no number; another object under a live id."""
@@ -172,12 +164,10 @@ class ManagerFaults(Admission):
             if self.is_exact:
                 self.call_manager("get_computed_pages", request=stranger)
             call = self.call_of("allocate_slots", MANAGER_REF, request=stranger, num_new_tokens=1)
-            self.call_badly(call, "MAN-6", f"{name} is live, and another object")
+            self.call_badly(call)
             return
         said = Saying(Ref(name), (("num_computed_tokens", wrong),))
-        call = self.call_of("allocate_slots", MANAGER_REF, request=said, num_new_tokens=1)
-        why = f"{name} has slots for {case.slots} tokens, of which at least {case.least} were computed"
-        self.call_badly(call, "MAN-8", why)
+        self.call_badly(self.call_of("allocate_slots", MANAGER_REF, request=said, num_new_tokens=1))
 
     def hit_badly(self, data: Drawing) -> None:
         """Pages as hits that are not the request's own: others, too few, of another group or pool, null pages."""
@@ -219,7 +209,7 @@ class ManagerFaults(Admission):
         request = Saying(Ref(name), (("num_computed_tokens", self.cases[name].request.num_computed_tokens),))
         hits = {"num_new_computed_tokens": length, "new_computed_pages": Pages(lists)}
         call = self.call_of("allocate_slots", MANAGER_REF, request=request, num_new_tokens=1, **hits)
-        self.call_badly(call, "MAN-2", "those pages do not hold the request's prefix")
+        self.call_badly(call)
 
     def some_pages(self, data: Drawing, group: Group, length: int) -> list[Any]:
         """Some pages in the places of a prefix where a group needs pages."""

@@ -28,13 +28,17 @@ class Alone(Calling):
 
     levels: ClassVar[frozenset[Level]] = frozenset({"safe"})
     shows_answers = True
-    records_calls = False
 
     def __init__(self) -> None:
         super().__init__()
         self.known: dict[str, object] = {}
 
     # -- Calls --------------------------------------------------------------------------------------
+
+    @property
+    def called(self) -> tuple[Side, ...]:
+        """See `Calling.called`: the side of the specification has nothing."""
+        return (self.backend,)
 
     def try_out(self, call: Call, clause: str, read: Callable[[Any], Any] = _as_it_is) -> Outcome:
         """Makes a call that may be answered or refused.
@@ -47,9 +51,10 @@ class Alone(Calling):
         Returns:
             The answer, read, or the refusal.
         """
-        row = self.row_of_call(call)[1]
+        table, row = self.row_of_call(call)
         line = self.line(call, row)
-        self._note_made(None)
+        self.note_call(call)
+        self.session.note_drawn(table.counted(call))
         self._before = dict(self.known)
         self.calls.append(line)
         with self.watched(clause, "an answer or a refusal"):
@@ -77,15 +82,11 @@ class Alone(Calling):
     def refuse(self, call: Call, clause: str, why: str) -> None:
         """Makes a call that must be refused, by whatever exception, and that changes nothing (R1).
 
-        A call whose refusal is not looked at is not made: nothing could be told after it.
-
         Args:
             call: the call.
             clause: the label that an answer is charged to.
             why: what is wrong with it.
         """
-        if not self.session.refuses(clause):
-            return
         outcome = self.try_out(call, clause)
         self.compared(clause)
         if outcome.error is None:

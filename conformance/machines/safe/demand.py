@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ..worlds import Group
 
-__all__ = ["Demand", "demand", "needed_places"]
+__all__ = ["Asked", "Demand", "demand", "needed_places"]
 
 Lists = Sequence[Sequence[int]]
 
@@ -22,6 +22,32 @@ def needed_places(group: Group, length: int, reached: int) -> list[int]:
         return list(range(min(group.first_place(reached), length), length))
     source = [group.first_place(reached)] if reached else []
     return sorted({*source, length - 1} & set(range(length)))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a call asks for.
+
+    Attributes:
+        name: the request.
+        hits: the pages that it hands back as hits, group by group.
+        computed: its computed tokens, those just found left out.
+        found: the tokens that it found.
+        promised: computed, found and new tokens.
+        slots: these and look-ahead.
+    """
+
+    name: str
+    hits: list[list[int]]
+    computed: int
+    found: int
+    promised: int
+    slots: int
+
+    @property
+    def start(self) -> int:
+        """Its computed tokens, those found included."""
+        return self.computed + self.found
 
 
 @dataclass(frozen=True)
@@ -49,37 +75,27 @@ class Demand:
         return self.new + self.used_up - self.released
 
 
-def demand(
-    groups: Sequence[Group],
-    lists: Mapping[str, Lists],
-    name: str,
-    hits: Lists,
-    computed: int,
-    promised: int,
-    slots: int,
-) -> Demand:
+def demand(groups: Sequence[Group], lists: Mapping[str, Lists], asked: Asked) -> Demand:
     """What a call takes.
 
     Args:
         groups: the cache groups.
         lists: the page lists of all live requests.
-        name: the request.
-        hits: the pages that it was handed back as hits; none for a live request.
-        computed: its computed tokens, those just found left out.
-        promised: computed, found and new tokens.
-        slots: these and look-ahead.
+        asked: what it asks for.
     """
-    own = [list(held) for held in lists.get(name, [[] for _ in groups])]
-    first = [min(group.first_place(computed), len(held)) for group, held in zip(groups, own, strict=True)]
-    others = {page for other, held in lists.items() if other != name for pages in held for page in pages}
+    own = [list(held) for held in lists.get(asked.name, [[] for _ in groups])]
+    first = [min(group.first_place(asked.computed), len(held)) for group, held in zip(groups, own, strict=True)]
+    others = {page for other, held in lists.items() if other != asked.name for pages in held for page in pages}
     stays = {page for pages, place in zip(own, first, strict=True) for page in pages[place:]}
     gone = {page for pages, place in zip(own, first, strict=True) for page in pages[:place] if page}
-    kept = [[0] * place + pages[place:] + list(found) for place, pages, found in zip(first, own, hits, strict=True)]
+    kept = [
+        [0] * place + pages[place:] + list(found) for place, pages, found in zip(first, own, asked.hits, strict=True)
+    ]
     lengths, new = [], 0
     for group, pages in zip(groups, kept, strict=True):
-        tokens = promised if group.keeps_states else slots
+        tokens = asked.promised if group.keeps_states else asked.slots
         places = 1 if group.kind == "state" else -(-tokens // group.page_size)
         lengths.append(max(places, len(pages)))
         new += min(lengths[-1] - len(pages), 1) if group.keeps_states else lengths[-1] - len(pages)
-    used_up = {page for pages in hits for page in pages if page} - others
+    used_up = {page for pages in asked.hits for page in pages if page} - others
     return Demand(kept, lengths, new, len(used_up), len(gone - others - stays))

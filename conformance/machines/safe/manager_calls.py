@@ -1,21 +1,24 @@
-"""The calls on a manager at level safe: look-ups, slots, and giving back, each judged by the model."""
+"""The calls on a manager at level safe, each judged by the model: a method for each method of the manager."""
 
+from dataclasses import replace
 from typing import Any, Literal
+
+import numpy as np
 
 from kvproof.spec.declarations import EngineRequestStatus
 
 from ...backends.loading import takes_parameter
 from ...calls.contrast import shown
-from ...calls.datum import Call, Ref, Saying
+from ...calls.datum import Call, Prompt, Ref, said_of
 from ...calls.deviation import Outcome
+from ...calls.interfaces import REQUEST
 from ...calls.method import Method
 from ..base import Both, Nothing
 from ..draws import Drawing
-from ..manager_base import MANAGER_REF, POOL_REF
+from ..manager_base import MANAGER_REF
 from ..manager_blame import Case
-from ..properties import operation
 from . import showing
-from .demand import Demand, demand
+from .demand import Asked, Demand, demand
 from .manager_model import Lists
 from .part_hits import PartHits, Sources
 
@@ -37,6 +40,14 @@ _REFUSED = {
 }
 """The arguments that managers of every design have, and refuse where they are wrong."""
 
+_WHY = {
+    "MAN-2": "those pages do not hold the request's prefix, or the tokens are too many",
+    "MAN-3": "the request has no slots for so many tokens",
+    "MAN-6": "another object has this id, and is live",
+    "MAN-8": "so many tokens can't be computed: they were never given slots, or more were computed before",
+}
+"""What is wrong with a call, by the clause that refuses it; of R1 it is an argument."""
+
 
 def _hit(found: Any) -> tuple[Lists, int]:
     pages, length = found
@@ -48,12 +59,70 @@ class ManagerCalls(PartHits):
 
     is_exact = False
 
+    # -- Making ---------------------------------------------------------------------------------------
+
+    def make_call(self, call: Call) -> Both:
+        """See `Calling.make_call`: a call is judged by the method that is called like it.
+
+        One that was drawn with a fault must be refused. It is not made where nobody looks at that, as nothing could be
+        told after it, nor where, being made again, it has no fault any more.
+        """
+        table, row = self.row_of_call(call)
+        if table is REQUEST:
+            return self.change(call, row)
+        if not call.refused:
+            judged: Both = getattr(self, f"judge_{call.method}")(call)
+            return judged
+        clause = self.fault_in(call)
+        if clause and self.session.refuses(clause):
+            said = self.said_before(call)
+            self.refuse(call, clause, _WHY.get(clause, f"{call.fault or 'an argument'} is wrong"))
+            self.say_again(said)
+        return Both(refused=True)
+
+    def call_badly(self, call: Call) -> None:
+        """See `ManagerFaults.call_badly`: any exception refuses it."""
+        self.make_call(replace(call, refused=True))
+
+    def repeat_call(self, call: Call) -> None:
+        """See `Calling.repeat_call`: copies are taken by the call for slots that they are about."""
+        self._num_calls = call.number
+        if call.method != "take_page_copies":
+            super().repeat_call(call)
+
+    def fault_in(self, call: Call) -> str:
+        """The clause by which a call that was drawn with a fault must be refused; "" if it has none by now."""
+        if call.fault or call.target is None:
+            return "R1"
+        request = call.arguments["request"]
+        if isinstance(request, Prompt):
+            return "MAN-6" if request.request_id in self.names_of(live=True) else ""
+        case = self.cases[self.name_in(call)]
+        if call.method == "cache_pages":
+            return "" if case.live and call.arguments["num_computed_tokens"] <= case.given else "MAN-3"
+        computed = dict(said_of(request))["num_computed_tokens"]
+        is_number = isinstance(computed, int | np.integer) and type(computed) is not bool
+        if not is_number or not self.least_computed(case) <= computed <= (case.slots if case.live else 0):
+            return "MAN-8"
+        asked = self.asked(call)
+        if asked.promised > self.max_model_len:
+            return "MAN-2"
+        beyond = any(map(any, asked.hits)) and asked.found >= min(case.request.num_tokens, self.max_model_len)
+        return "" if beyond or not asked.found or not self.flaw_in_hit(case, asked.hits, asked.found) else "MAN-2"
+
+    def least_computed(self, case: Case) -> int:
+        """Below this the computed tokens of a request can't be said to be."""
+        return max(case.least, case.given if self.world.has_states else 0) if case.live else 0
+
     # -- Hits -------------------------------------------------------------------------------------------
 
-    @operation
     def look_up(self, name: str) -> Both:
-        """Looks a request up; nothing changes by it, and what is found is its own and the longest that is resident."""
-        case, call = self.cases[name], self.call_of("get_computed_pages", MANAGER_REF, request=Ref(name))
+        """See `ManagerMachine.look_up`; where a hit may have ended is policy."""
+        return self.call_manager("get_computed_pages", request=Ref(name))
+
+    def judge_get_computed_pages(self, call: Call) -> Both:
+        """Nothing changes by it, and what is found is the request's own and the longest that is resident."""
+        case = self.cases[self.name_in(call)]
         pages, length = self.ask(call, "MAN-1", _hit)
         self.unchanged("MAN-1", "a look-up changes nothing")
         self.judge_hit(case, pages, length)
@@ -124,11 +193,17 @@ class ManagerCalls(PartHits):
         full = [page for page in resident if page not in self.unfilled]
         return self.ghost.longest(self.world, full, case.tokens, case.request.extra_keys, self.match_unit)
 
+    def flaw_in_hit(self, case: Case, pages: Lists, length: int) -> str:
+        """The clause by which pages are no hit of a request; "" if they are one."""
+        if len(pages) != len(self.world.groups):
+            return "MAN-2"
+        return self.flaw_in_content(case, pages) or self.flaw_in_shape(case, pages, length)
+
     def standing(self, case: Case, pages: Lists, length: int) -> Standing:
         """Whether pages may be handed back as hits: they must if they hold the request's prefix and are resident."""
-        if not length:
+        if not length and not any(map(any, pages)):
             return "right"
-        if self.flaw_in_content(case, pages) or self.flaw_in_shape(case, pages, length):
+        if self.flaw_in_hit(case, pages, length):
             return "wrong"
         sources = self.sources(case, length)
         if not sources.are_there:
@@ -144,13 +219,6 @@ class ManagerCalls(PartHits):
             tokens = found.spec[1] if found is not None else tokens
         return super().hits_of(name, tokens)
 
-    def lists_of(self, name: str, tokens: int) -> Lists:
-        """The pages of the first tokens of what a request's last look-up found."""
-        found = self.cases[name].found
-        lists, length = found.spec if found is not None else ([[] for _ in self.world.groups], tokens)
-        ends = [tokens // group.page_size if tokens < length else None for group in self.world.groups]
-        return [held[:end] for held, end in zip(lists, ends, strict=True)]
-
     def sought(self) -> list[str]:
         """See `ManagerSteps.sought`: what a look-up of a live request finds is policy."""
         return self.names_of(live=False)
@@ -164,12 +232,6 @@ class ManagerCalls(PartHits):
     def can_spoil(self, row: Method, argument: str) -> bool:
         """See `Calling.can_spoil`: of what managers of any design refuse."""
         return argument in _REFUSED.get(row.name, ()) and super().can_spoil(row, argument)
-
-    def call_badly(self, call: Call, clause: str, why: str) -> None:
-        """See `ManagerFaults.call_badly`: any exception refuses it."""
-        said = self.said_before(call)
-        self.refuse(call, clause, why)
-        self.say_again(said)
 
     def show(self, ref: Ref) -> str:
         """See `Calling.show`: the side of the specification has nothing."""
@@ -188,70 +250,45 @@ class ManagerCalls(PartHits):
         """See `ManagerFaults.lists_found`."""
         return [list(group) for group in found.spec[0]]
 
-    def hit_with(self, name: str, pages: list[list[Any]], length: int) -> None:
-        """See `ManagerFaults.hit_with`: but for pages that by chance are the request's own."""
-        case = self.cases[name]
-        whole = [len(held) for held in pages] == [length // group.page_size for group in self.world.groups]
-        own = whole and not (self.flaw_in_content(case, pages) or self.flaw_in_shape(case, pages, length))
-        if not own and length < min(case.request.num_tokens, self.max_model_len):
-            super().hit_with(name, pages, length)
-
-    # -- Requests ---------------------------------------------------------------------------------------
-
-    @operation
-    def bring(self, name: str, *given: Any) -> None:
-        """See `Admission.bring`."""
-        super().bring(name, *given)
-
-    @operation
-    def set_status(self, name: str, status: EngineRequestStatus) -> None:
-        """See `ManagerSteps.set_status`."""
-        super().set_status(name, status)
-
-    @operation
-    def admit_with(self, name: str, new: int, hits: int | None = None, **options: Any) -> None:
-        """See `Admission.admit_with`."""
-        super().admit_with(name, new, hits, **options)
-
-    @operation
-    def continue_with(self, name: str, computed: int, new: int, **options: Any) -> None:
-        """See `Admission.continue_with`."""
-        super().continue_with(name, computed, new, **options)
-
-    @operation
-    def grow(self, name: str, tokens: list[int]) -> None:
-        """See `Admission.grow`."""
-        super().grow(name, tokens)
-
     # -- Slots ------------------------------------------------------------------------------------------
 
-    def allocate(self, name: str, new: Any, hits: int | None = None, **options: Any) -> Both:
-        """Allocates slots: what is not wrong is answered, by pages where there is room for them.
-
-        Args:
-            name: the request's id.
-            new: tokens to be computed.
-            hits: how many tokens of what its last look-up found are handed back; None to hand nothing back.
-            options: the other arguments, those left out that the backend's manager does not take.
-        """
-        case = self.cases[name]
-        request = Saying(Ref(name), (("num_computed_tokens", case.request.num_computed_tokens),))
-        given = {} if hits is None else self.hits_of(name, hits)
-        given |= {option: value for option, value in options.items() if self.takes(option)}
-        call = self.call_of("allocate_slots", MANAGER_REF, request=request, num_new_tokens=new, **given)
-        tokens = int(given.get("num_new_computed_tokens", 0))
-        lists = self.lists_of(name, tokens) if "new_computed_pages" in given else [[] for _ in self.world.groups]
-        computed = int(case.request.num_computed_tokens)
-        promised = computed + tokens + int(new)
-        least = max(case.least, self.reached.get(name, 0), case.given if self.world.has_states else 0)
-        if case.live and not least <= computed <= case.slots:
-            raise Nothing  # made again, where that is bad input
+    def asked(self, call: Call) -> Asked:
+        """What a call asks for."""
+        given, name = call.arguments, self.name_in(call)
+        computed = int(dict(said_of(given["request"]))["num_computed_tokens"])
+        found = int(given.get("num_new_computed_tokens", 0))
+        promised = computed + found + int(given["num_new_tokens"])
         slots = min(promised + self.lookahead_of(call), self.max_model_len)
-        standing = self.standing(case, lists, tokens) if promised <= self.max_model_len else "wrong"
+        return Asked(name, self.hits_in(call), computed, found, promised, slots)
+
+    def hits_in(self, call: Call) -> Lists:
+        """The pages that a call hands over as hits; -1 stands for a page of another manager."""
+        given = call.arguments.get("new_computed_pages")
+        if given is None:
+            return [[] for _ in self.world.groups]
+        if isinstance(given, Ref):
+            return showing.ids_of(self.backend.thing(given))
+        return [
+            showing.ids_of([self.backend.thing(group)])[0]
+            if isinstance(group, Ref)
+            else [int(page.path[0]) if isinstance(page, Ref) else -1 for page in group]
+            for group in given.groups
+        ]
+
+    def judge_allocate_slots(self, call: Call) -> Both:
+        """What is not wrong is answered, by pages where there is room for them."""
+        asked = self.asked(call)
+        name, case = asked.name, self.cases[asked.name]
+        least = max(self.least_computed(case), self.reached.get(name, 0))
+        may_compute = least <= asked.computed <= case.slots if case.live else not asked.computed
+        if case.void or not may_compute or (case.live and asked.found):
+            raise self.left_out()  # that is bad input
+        fits = asked.promised <= self.max_model_len
+        standing = self.standing(case, asked.hits, asked.found) if fits else "wrong"
         if standing == "wrong" and not self.session.gives_bad_input:
-            raise Nothing
-        wanted = demand(self.world.groups, self.lists, name, lists, computed, promised, slots)
-        sources = self.sources(case, tokens) if self.amid and standing != "wrong" else Sources()
+            raise self.left_out()
+        wanted = demand(self.world.groups, self.lists, asked)
+        sources = self.sources(case, asked.found) if self.amid and standing != "wrong" else Sources()
         answer = self.try_out(call, "MAN-2", lambda pages: None if pages is None else showing.ids_of(pages))
         self.compared("MAN-2")
         self.judge_answer(answer, standing, wanted, sources)
@@ -259,21 +296,21 @@ class ManagerCalls(PartHits):
             self.unchanged("R1", "a refused call changes nothing")
             return Both(refused=True)
         if answer.value is None:
-            self.judge_none(name, wanted, computed)
+            self.judge_none(name, wanted, asked.computed)
         else:
             if case.live:
-                self.write(name, computed)  # drafts were accepted, or what was delayed has come
-            self.grant_pages(name, answer.value, wanted, (computed, tokens, promised, slots))
+                self.write(name, asked.computed)  # drafts were accepted, or what was delayed has come
+            self.grant_pages(asked, answer.value, wanted)
             if self.amid:
                 self.judge_sources(sources)
-                self.judge_copies(name, answer.value, tokens)
-            self.write_granted(name, computed + tokens, promised, bool(given.get("delay_cache_pages")))
+                self.judge_copies(name, answer.value, asked.found)
+            self.write_granted(asked, bool(call.arguments.get("delay_cache_pages")))
             self.settle("MAN-2")
             self.judge_new(name, answer.value)
             if not self.amid:
                 self.judge_copies(name, answer.value, 0)
         if answer.value is not None or self.world.gives_back:
-            case.told = computed  # without slots nothing changed, so that nothing need be known of it
+            case.told = asked.computed  # without slots nothing changed, so that nothing need be known of it
         return Both(answer.value, answer.value)
 
     def judge_answer(self, answer: Outcome, standing: Standing, wanted: Demand, sources: Sources) -> None:
@@ -311,17 +348,15 @@ class ManagerCalls(PartHits):
         kept = published <= set(was) and (bool(wanted.released) or set(was) <= set(now))
         self.hold("MAN-2", kept, f"None leaves the cached pages {was} as they are, but for those of {name}", f"{now}")
 
-    def grant_pages(self, name: str, given: Lists, wanted: Demand, counts: tuple[int, int, int, int]) -> None:
+    def grant_pages(self, asked: Asked, given: Lists, wanted: Demand) -> None:
         """Notes that a request was given pages; they are new, and as many as it asked for (MAN-2, R2).
 
         Args:
-            name: the request's id.
+            asked: what it asked for.
             given: the pages that it was given, null pages before that of a state.
-            wanted: what it asked for.
-            counts: computed tokens, those just found, these and the new ones, these and look-ahead.
+            wanted: what that takes.
         """
-        computed, found, promised, slots = counts
-        case = self.cases[name]
+        name, case = asked.name, self.cases[asked.name]
         short = [length - len(kept) for length, kept in zip(wanted.lengths, wanted.kept, strict=True)]
         if list(map(len, given)) != short:
             self.differ("MAN-2", f"{short} new pages, group by group", f"{given}")
@@ -347,12 +382,12 @@ class ManagerCalls(PartHits):
         if not case.live:
             case.request.status = EngineRequestStatus.RUNNING
             case.given = case.slots = case.published = 0
-            case.hits = case.written = case.computed = found
+            case.hits = case.written = case.computed = asked.found
             case.void, case.live = False, True
             self.newest = name
-        case.given = max(case.given, promised)
-        case.slots = max(case.slots, slots)
-        self.reached[name] = computed + found
+        case.given = max(case.given, asked.promised)
+        case.slots = max(case.slots, asked.slots)
+        self.reached[name] = asked.start
         self.lists = self.lists | {name: [kept + pages for kept, pages in zip(wanted.kept, given, strict=True)]}
 
     def was_swapped(self, name: str, page: int, kept: Lists) -> bool:
@@ -361,26 +396,24 @@ class ManagerCalls(PartHits):
         places = [(n, place) for n, pages in enumerate(kept) for place, stood in enumerate(pages) if stood == page]
         return bool(places) and all(now[n][place] not in (0, page) for n, place in places)
 
-    def write_granted(self, name: str, start: int, promised: int, delayed: bool) -> None:
+    def write_granted(self, asked: Asked, delayed: bool) -> None:
         """Notes what the pages hold once a request's next step is dispatched; before, that the step reads its own.
 
         Args:
-            name: the request's id.
-            start: its computed tokens, hits included.
-            promised: these and the new ones.
-            delayed: whether what the new ones need comes later.
+            asked: what it asked for.
+            delayed: whether what the new tokens need comes later.
         """
-        case = self.cases[name]
+        name, case = asked.name, self.cases[asked.name]
         for page in self.fresh:
             self.ghost.contents.pop(page, None)
             self.writers[page] = case
-        wrong = self.ghost.unread(self.lists[name], start, case.request)
+        wrong = self.ghost.unread(self.lists[name], asked.start, case.request)
         if wrong:
             self.differ("R2", f"{name} reads its own pages", f"others at (group, place) {wrong} of {self.lists[name]}")
         if not delayed:
-            self.write(name, promised)
-            case.published = max(case.published, min(promised, case.request.num_tokens))
-        case.computed = start
+            self.write(name, asked.promised)
+            case.published = max(case.published, min(asked.promised, case.request.num_tokens))
+        case.computed = asked.start
 
     def judge_new(self, name: str, given: Lists) -> None:
         """The pages returned are those behind the request's lists (MAN-2)."""
@@ -411,32 +444,32 @@ class ManagerCalls(PartHits):
             if copies or taken or not self.amid:
                 self.hold("MAN-13", taken == copies, f"copies {copies}, each (group, source, destination)", f"{taken}")
 
-    @operation
-    def publish(self, name: str, count: int) -> None:
-        """See `ManagerSteps.publish`: what was delayed has come."""
+    def judge_cache_pages(self, call: Call) -> Both:
+        """What was delayed has come."""
+        name, count = self.name_in(call), int(call.arguments["num_computed_tokens"])
         case = self.cases[name]
-        if not case.live or count > case.given:
-            raise Nothing
+        if not case.live or case.void or count > case.given:
+            raise self.left_out()
         self.write(name, count)
-        self.ask(self.call_of("cache_pages", MANAGER_REF, request=Ref(name), num_computed_tokens=count), "MAN-3")
+        self.ask(call, "MAN-3")
         case.published = max(case.published, min(count, case.request.num_tokens))
         self.settle("MAN-3")
+        return Both()
 
-    @operation
-    def count_common(self, asked: str, count: int) -> None:
-        """See `ManagerSteps.count_common`."""
+    def judge_get_num_common_prefix_pages(self, call: Call) -> Both:
+        """The pages that all running requests share, told the right number of them or a wrong one."""
         running, counts = self.running(), [0 for _ in self.world.groups]
-        if asked not in running:
-            raise Nothing
+        if self.name_in(call) not in running:
+            raise self.left_out()
         for number, group in enumerate(self.world.groups):
             for pages in zip(*(self.lists[name][number] for name in running), strict=False):
-                if group.kind not in ("full", "mla") or len(set(pages)) > 1 or count != len(running):
+                is_shared = len(set(pages)) == 1 and call.arguments["num_scheduled_requests"] == len(running)
+                if group.kind not in ("full", "mla") or not is_shared:
                     break
                 counts[number] += 1
-        given = {"request": Ref(asked), "num_scheduled_requests": count}
-        call = self.call_of("get_num_common_prefix_pages", MANAGER_REF, **given)
         answer = self.ask(call, "MAN-10", lambda found: list(map(int, found)))
         self.hold("MAN-10", answer == counts, f"{counts}, as {self.lists} are held", f"{answer}")
+        return Both()
 
     # -- Giving back ------------------------------------------------------------------------------------
 
@@ -444,17 +477,29 @@ class ManagerCalls(PartHits):
         """Whether the backend's manager can be told what was written."""
         return takes_parameter(self.backend.manager.free, "num_written")
 
-    @operation
     def free_request(self, name: str, written: int | None = None) -> None:
-        """Frees a request. Those whose pages were withdrawn with it are freed next, as an engine does (MAN-4).
+        """See `Admission.free_request`: requests whose pages were withdrawn go, too, as in an engine (MAN-4)."""
+        written = None if written is None else max(written, self.reached.get(name, 0))
+        given = {} if written is None else {"num_written": written}
+        void = self.call_manager("free", request=Ref(name), **given).spec
+        for other, end in void.items():
+            if self.cases[other].live:
+                self.free_request(other, end)
 
-        Args:
-            name: the request's id.
-            written: its tokens that are written; None: all.
+    def judge_free(self, call: Call) -> Both:
+        """The pages of a live request are free, and only its own; what it did not write is withdrawn (MAN-4, MAN-5).
+
+        Returns:
+            The requests that hold what was withdrawn, each with the tokens of it that are left.
         """
+        name, written = self.name_in(call), call.arguments.get("num_written")
+        if not name:
+            self.ask(call, "MAN-5")
+            self.unchanged("MAN-5", "another object with that id is not that request")
+            return Both({})
         case = self.cases[name]
-        if written is not None:
-            written = max(written, self.reached.get(name, 0))
+        if written is not None and written < self.reached.get(name, 0):
+            raise self.left_out()
         clause = "MAN-5" if written is None else "MAN-4"
         withdrawn = self.withdrawn(name, written) if case.live else {}
         void = {
@@ -469,8 +514,6 @@ class ManagerCalls(PartHits):
         elif case.live:
             self.keep(name)
         was_live, case.live = case.live, False
-        given = {} if written is None else {"num_written": written}
-        call = self.call_of("free", MANAGER_REF, request=Ref(name), **given)
         label = self.session.noticed(clause) if was_live else clause
         answer = self.ask(call, label, lambda held: sorted(map(str, held)))
         case.request.num_computed_tokens = 0
@@ -486,32 +529,23 @@ class ManagerCalls(PartHits):
         if written is not None:
             holders = f"the requests that hold any of {sorted(withdrawn)}: {sorted(void)}"
             self.hold("MAN-4", answer == sorted(void), holders, f"{answer}")
-        for other, end in void.items():
-            if self.cases[other].live:
-                self.free_request(other, end)
-                self.cases[other].request.status = EngineRequestStatus.PREEMPTED
+        return Both(void)
 
     def finish(self, name: str) -> None:
         """A request ends, if it is live."""
         if self.cases[name].live:
             self.free_request(name)
-            self.cases[name].request.status = EngineRequestStatus.FINISHED
 
-    @operation
     def free_a_namesake(self, name: str) -> None:
         """See `Admission.free_a_namesake`; no engine does this to itself."""
-        if not self.session.gives_bad_input:
-            return
-        self.ask(self.call_of("free", MANAGER_REF, request=self.namesake(name)), "MAN-5")
-        self.unchanged("MAN-5", "another object with that id is not that request")
+        if self.session.gives_bad_input:
+            super().free_a_namesake(name)
 
-    @operation
-    def drop_keys(self, name: str) -> None:
-        """See `Admission.drop_keys`."""
-        if not self.offers("manager", "free_page_hashes"):
-            return
-        self.ask(self.call_of("free_page_hashes", MANAGER_REF, request=Ref(name)), "MAN-6")
+    def judge_free_page_hashes(self, call: Call) -> Both:
+        """Dropped keys change nothing else."""
+        self.ask(call, "MAN-6")
         self.unchanged("MAN-6", "dropped keys change nothing else")
+        return Both()
 
     # -- Forgetting -------------------------------------------------------------------------------------
 
@@ -519,36 +553,40 @@ class ManagerCalls(PartHits):
         """See `ManagerSteps.can_evict`: of a backend whose pages are known."""
         return bool(self.backend.pages) and super().can_evict()
 
-    @operation
-    def evict(self, pages: list[int]) -> None:
-        """See `ManagerSteps.evict`: nothing else changes."""
-        before = self.cached_pages()
-        self.ask(self.call_of("evict_pages", POOL_REF, page_ids=pages), "POOL-11")
+    def judge_evict_pages(self, call: Call) -> Both:
+        """These pages are found no more, and nothing else changes."""
+        before, pages = self.cached_pages(), call.arguments["page_ids"]
+        self.ask(call, "POOL-11")
         self.hidden |= set(pages)
         self.kept -= self.hidden
         self.settle("POOL-11")
         right = [page for page in before if page not in pages]
         if self.resident is not None:
             self.hold("POOL-11", self.resident == right, f"cached pages {right}", f"{self.resident}")
+        return Both()
 
-    @operation
     def reset(self) -> None:
-        """See `ManagerSteps.reset`: everything is forgotten, if no page is held."""
+        """See `ManagerSteps.reset`; behind it nothing is found."""
         if not self.offers("manager", "reset_prefix_cache"):
             raise Nothing
+        if self.call_manager("reset_prefix_cache").spec:
+            for name in self.names_of(live=False):
+                self.look_up(name)
+
+    def judge_reset_prefix_cache(self, call: Call) -> Both:
+        """Everything is forgotten, if no page is held."""
         idle = self.num_free == self.world.num_pages - 1
-        done = self.ask(self.call_of("reset_prefix_cache", MANAGER_REF), "POOL-9", bool)
+        done = self.ask(call, "POOL-9", bool)
         self.hold("POOL-9", done == idle, f"{idle}, as {self.lists} are held", f"{done}")
         if not done:
             self.unchanged("POOL-9", "a reset that did nothing")
-            return
+            return Both(False)
         self.ghost.contents.clear()
         self.kept.clear()
         self.settle("POOL-9")
         if self.resident is not None:
             self.hold("POOL-9", not self.resident, "no cached page", f"cached pages {self.resident}")
-        for name in self.names_of(live=False):
-            self.look_up(name)
+        return Both(True)
 
     # -- What was withdrawn -----------------------------------------------------------------------------
 
