@@ -1,5 +1,6 @@
 """The calls on a manager at level safe, each judged by the model: a method for each method of the manager."""
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -9,7 +10,7 @@ from kvproof.spec.declarations import EngineRequestStatus
 
 from ...backends.loading import takes_parameter
 from ...calls.contrast import shown
-from ...calls.datum import Call, Prompt, Ref, said_of
+from ...calls.datum import Call, GoneError, Prompt, Ref, said_of
 from ...calls.deviation import Outcome
 from ...calls.interfaces import REQUEST
 from ...calls.method import Method
@@ -85,10 +86,16 @@ class ManagerCalls(PartHits):
         self.make_call(replace(call, refused=True))
 
     def repeat_call(self, call: Call) -> None:
-        """See `Calling.repeat_call`: copies are taken by the call for slots that they are about."""
-        self._num_calls = call.number
-        if call.method != "take_page_copies":
-            super().repeat_call(call)
+        """See `Calling.repeat_call`: all of a hit is as much as the look-up finds now.
+
+        Copies are taken by the call for slots that they are about.
+        """
+        self._num_calls, pages = call.number, call.arguments.get("new_computed_pages")
+        with suppress(GoneError):
+            if isinstance(pages, Ref):
+                call = call.given(num_new_computed_tokens=int(self.backend.thing(Ref(pages.of, (1,)))))
+            if call.method != "take_page_copies":
+                super().repeat_call(call)
 
     def fault_in(self, call: Call) -> str:
         """The clause by which a call that was drawn with a fault must be refused; "" if it has none by now."""
@@ -281,7 +288,7 @@ class ManagerCalls(PartHits):
         name, case = asked.name, self.cases[asked.name]
         least = max(self.least_computed(case), self.reached.get(name, 0))
         may_compute = least <= asked.computed <= case.slots if case.live else not asked.computed
-        if case.void or not may_compute or (case.live and asked.found):
+        if case.void or not may_compute or asked.promised <= asked.start or (case.live and asked.found):
             raise self.left_out()  # that is bad input
         fits = asked.promised <= self.max_model_len
         standing = self.standing(case, asked.hits, asked.found) if fits else "wrong"
