@@ -43,9 +43,10 @@ signatures of the specification: a new public method without a row fails there.
 **Capabilities.** A row with a ``capability`` is drawn by the machines of that capability only. An ``optional`` row is
 drawn where the backend has the method. A kind asks ``known`` where a value needs one (cache groups, iterables).
 
-**Levels.** The rows serve both levels: at level exact the judge is the specification beside the backend. The safe model
-judges the steps of the manager machines by what it keeps of pages, and makes their calls with a fault but for those
-that a manager of another design may take; its pool is drawn by itself, until it is made a judge of the same calls.
+**Levels.** The rows serve both levels. At level exact the judge is the specification beside the backend. At level safe
+it follows the choices of a pool; a manager's calls are made on the backend alone, and a model judges them by what it
+knows of pages, each by a method that is called like it (``judge_allocate_slots``). Of the calls with a fault only those
+are made that managers of every design refuse.
 
 **To convert a machine**: write the kinds of its arguments with ``good`` and ``fault`` into its table; make the machine
 a `Calling`; what several calls make becomes a generator; delete its file of faults, its texts and its closures; let its

@@ -285,6 +285,8 @@ def renamed(value: Any, name: Callable[[Ref], Ref]) -> Any:
         return replace(value, values=renamed(value.values, name))
     if isinstance(value, Pages):
         return Pages(renamed(value.groups, name))
+    if isinstance(value, Saying):
+        return replace(value, request=renamed(value.request, name))
     if isinstance(value, Minus):
         return replace(value, less=name(value.less))
     if isinstance(value, Slot):

@@ -7,9 +7,10 @@ from typing import Any
 
 from ..backends.levels import Level
 from ..backends.loading import Backend
-from ..calls.datum import Call, Ref
-from ..calls.deviation import Outcome
+from ..calls.datum import Call, Ref, renamed
+from ..calls.deviation import Outcome, TracedStep
 from ..calls.method import Method
+from ..machines.manager_base import ManagerMachine
 from ..trying.script import Entry
 from ..trying.trial import Said, Trial
 from .endings import Ending, Last, ending_of_call, ending_of_field
@@ -18,7 +19,7 @@ from .notes import NotedBackend, NotedSide, Notes
 from .replaying import script_of_notes
 from .script import Script
 
-__all__ = ["script_of_calls"]
+__all__ = ["calls_alone", "script_of_calls"]
 
 _NAMES = {
     "CacheManager": "manager",
@@ -29,6 +30,30 @@ _NAMES = {
     "MultiGroupPageTable": "tables",
 }
 """What objects of each class are called in a test."""
+
+
+def calls_alone(machine: type[ManagerMachine], trace: Sequence[TracedStep | Call]) -> list[Call]:
+    """The calls of a counterexample and, before them, the one that constructs the manager: they need no machine.
+
+    Args:
+        machine: the machine that found it, bound to its session.
+        trace: the counterexample.
+    """
+    calls = [step for step in trace if isinstance(step, Call)]
+    taken = type(machine.__name__, (machine,), {"session": machine.session.again(machine.session.backend)})()
+    taken.repeat_step(trace[0])
+    alone = [taken.built(1 + max((call.number for call in calls), default=0))]
+    names: dict[int | str, Ref] = {"manager": Ref(alone[0].number), "pool": Ref(alone[0].number, (".page_pool",))}
+
+    def named(ref: Ref) -> Ref:
+        return names[ref.of].to(*ref.path) if ref.of in names else ref
+
+    for call in calls:
+        given = {argument: renamed(value, named) for argument, value in call.arguments.items()}
+        alone.append(replace(call, target=call.target and named(call.target), arguments=given))
+        if call.method == "Request":
+            names[call.arguments["prompt"].request_id] = Ref(call.number)
+    return alone
 
 
 def script_of_calls(calls: Sequence[Call], backend: Backend, level: Level, found_by: str) -> Script:

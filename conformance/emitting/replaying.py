@@ -20,6 +20,7 @@ from ..calls.deviation import Deviation, TracedStep
 from ..machines import EVERY_MACHINE, Machine
 from ..machines.attention import RaggedMachine
 from ..machines.base import Both, Side, same
+from ..machines.manager_base import ManagerMachine
 from ..machines.session import Session
 from .endings import Ending, Last, ending_of, lines_of_attention
 from .literals import Literals, UnrenderableError
@@ -141,7 +142,7 @@ def script_of(machine: type[Machine], found: Deviation, found_by: str = "") -> S
         The test; None if neither its calls nor its steps can be written.
     """
     repeated = _repeated(machine, found, found_by)
-    plain = _plain(machine, found, found_by)
+    plain = _plain(machine, found, found_by) or _alone(machine, found, found_by)
     if plain is None:
         return repeated
     return replace(plain, otherwise=repeated)
@@ -257,6 +258,20 @@ def _plain(machine: type[Machine], found: Deviation, found_by: str) -> Script | 
     if ending is None:
         return None
     return script_of_notes(notes, ending, (found.clause, found.expected, found.observed), backend.name, found_by)
+
+
+def _alone(machine: type[Machine], found: Deviation, found_by: str) -> Script | None:
+    """A deviation of managers at level safe as plain calls; None if these do not show what the machine knows."""
+    from .calls import calls_alone, script_of_calls  # which writes what is noted as is done here
+
+    session = machine.session
+    if not issubclass(machine, ManagerMachine) or session.level != "safe":
+        return None
+    try:
+        script = script_of_calls(calls_alone(machine, found.trace), session.backend, session.level, found_by)
+    except Exception:  # see `_plain`
+        return None
+    return script if script.clause == found.clause else None
 
 
 def _attending(taken: RaggedMachine, judged: dict[str, Any], found: Deviation, found_by: str) -> Script | None:

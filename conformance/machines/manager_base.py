@@ -107,6 +107,16 @@ class ManagerMachine(ManagerBlame, Calling):
         named = ", ".join(f"{name}={flag}" for name, flag in zip(("caching", "use_eagle"), flags, strict=False))
         return f"{self.made}({line}, {named}{shown})"
 
+    def built(self, number: int) -> Call:
+        """The call of a number that constructs such a manager."""
+        world, names = self.world, self.spec.names
+        given: dict[str, Any] = dict(zip(("num_shards",), self.first, strict=False))
+        given["num_pages"] = world.num_pages
+        given["kv_cache_groups"] = [group.declared(place, names, names) for place, group in enumerate(world.groups)]
+        given |= {"max_model_len": world.max_model_len, "enable_caching": world.caching}
+        given |= {"use_eagle": True} if world.use_eagle else {}
+        return Call(None, self.made, given | self.options, number)
+
     def parts(self, side: Side, manager: Any) -> dict[str, Any]:
         """What a side has, beside its names."""
         pages = page_views(manager.page_pool, "queue" not in side.names.lacks)

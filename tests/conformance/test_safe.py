@@ -1,6 +1,8 @@
 """Level safe: correct backends of any policy conform, broken ones are charged by the clause that they break."""
 
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,9 +10,17 @@ import pytest
 
 import kvproof.fast
 import kvproof.spec
+from kvproof.conformance import replay_log
 from kvproof.conformance.backends.loading import Backend, load_backend
+from kvproof.conformance.calls.datum import Call
+from kvproof.conformance.calls.documents import calls_to_json
 from kvproof.conformance.catalogue import SEEDED_BUGS
+from kvproof.conformance.cli import main
+from kvproof.conformance.emitting import write_test
+from kvproof.conformance.emitting.calls import calls_alone
+from kvproof.conformance.log.recording_calls import record_calls
 from kvproof.conformance.machines import MACHINES
+from kvproof.conformance.machines.session import Session
 from kvproof.conformance.search.runner import MachineReport, machines_for, run_machine
 from kvproof.spec import CLAUSES, CacheGroupSpec, FullAttentionSpec, Request
 from kvproof.spec.groups import coordinator
@@ -329,3 +339,42 @@ def test_what_a_deviation_shows() -> None:
     assert {"pages of requests", "usage", "cached pages"} <= found.before.keys()
     assert found.after["usage"] == "0.0"
     assert found.observed_after["usage"] != "0.0"
+
+
+# -- What becomes of counterexamples ----------------------------------------------------------------
+
+
+def counterexample(bug: str) -> tuple[Backend, MachineReport, list[Call]]:
+    """What machine `safe-manager` finds first of a seeded bug, and its calls, which need no machine."""
+    backend = load_backend(f"kvproof.conformance.catalogue:{bug}")
+    machine = MACHINES["safe-manager"]
+    found = run_machine(machine, backend, 1, examples=60, shrink_seconds=5, level="safe", found_by="a test")
+    bound = type("Bound", (machine,), {"session": Session(backend, CLAUSES, level="safe")})
+    return backend, found, calls_alone(bound, found.deviations[0].trace)
+
+
+def test_a_counterexample_is_calls(tmp_path: Path) -> None:
+    """MAN-6: they are a file for `kvproof try`, and a log, which a replay at level safe finds wrong."""
+    backend, found, calls = counterexample("reused_id_keeps_keys")
+    assert found.deviations[0].clause == "MAN-6"
+    log, file = tmp_path / "engine.log", tmp_path / "calls.json"
+    record_calls(log, calls, backend, "safe", show_tokens=True)
+    wrong = replay_log(log, level="safe").wrong
+    assert wrong is not None
+    assert wrong.clause == "MAN-1", "a log says nothing of earlier requests"
+    file.write_text(json.dumps(calls_to_json(calls)))
+    assert main(["try", str(file), "--backend", backend.name]) == 1
+    assert main(["try", str(file), "--backend", "kvproof.fast", "--level", "safe"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("bug", "clause", "plain"),
+    [("resumed_before_its_hit_is_counted", "MAN-2", True), ("reused_id_keeps_keys", "MAN-6", False)],
+)
+def test_a_counterexample_becomes_a_test(bug: str, clause: str, plain: bool, tmp_path: Path) -> None:
+    """Of plain calls where these show what is wrong; what pages hold only the machine knows, and is asked again."""
+    _, found, _ = counterexample(bug)
+    assert found.deviations[0].clause == clause
+    assert write_test(tmp_path / "test_bug.py", found.scripts[:1]) == []
+    text = (tmp_path / "test_bug.py").read_text()
+    assert ("repeat(" not in text) == ("manager = backend.CacheManager(" in text) == plain

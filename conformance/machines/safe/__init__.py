@@ -7,6 +7,6 @@ own prefix and the longest that is resident. A backend may take whichever of sev
 admits a request; in the list of a live one no other page takes a page's place (MAN-2).
 
 Of a pool the specification follows what the backend decides, and the two are compared. A manager decides too much for
-that: its steps are those of level exact, but what they are made of (looking up, allocating, publishing, freeing,
-forgetting) is done on the backend alone, and judged by the model here.
+that: its steps are those of level exact, and make the same calls, but on the backend alone, and the model here judges
+them.
 """
