@@ -50,7 +50,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("hostile") / "document"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(number=st.integers(0, 2**32 - 1))
 def test_a_damaged_trace_is_read_or_refused_in_one_line(path: Path, number: int) -> None:
     drawn = random.Random(number)

@@ -7,7 +7,7 @@ from typing import Any
 
 import kvproof.fast
 import kvproof.spec
-from kvproof.conformance.backends.loading import Backend, load_backend
+from kvproof.conformance.backends.loading import Backend
 from kvproof.conformance.machines.meetings import FEATURES, PAIRS, Meetings, pair
 from kvproof.conformance.machines.session import Session, TracedStep
 from kvproof.conformance.machines.soak import SMALL_LIVES, Soak
@@ -115,14 +115,6 @@ def test_a_fault_past_so_many_requests_is_found_and_told_in_few_calls() -> None:
             break
     assert found.deviations
     assert found.deviations[0].num_calls <= 15, "\n".join(found.deviations[0].calls)
-
-
-def test_what_is_found_past_255_holders_is_found_again_when_it_is_made_shorter() -> None:
-    """A difference of the state is charged to the call before it, at first and when the calls are made again."""
-    faulty = load_backend("kvproof.conformance.catalogue:references_counted_in_a_byte")
-    found = run_machine(Soak, faulty, 5, examples=3, shrinking=0.2)
-    assert found.unrepeated == ""
-    assert [(deviation.clause, deviation.num_calls) for deviation in found.deviations] == [("MAN-2", 2)]
 
 
 def test_a_step_of_many_requests_costs_as_much_as_many_steps() -> None:

@@ -318,7 +318,7 @@ def test_which_kernel_runs_is_said_by_the_dispatch_itself() -> None:
         explain(copy_pages, **CALLS["copy"][1], platform="abacus")
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(
     tokens=st.sampled_from([0, 1, 3, 64]),
     seqs=st.sampled_from([1, 8]),
