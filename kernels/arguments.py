@@ -216,8 +216,8 @@ def batch(kv_lens: Any, page_table: Any, cu_q_lens: Any, num_seqs: Any, page_siz
         raise ValueError(f"page_table.shape={tuple(page_table.shape)} must be [S, pages_per_seq], not empty [R1]")
     if width * page_size >= _MAX_SLOTS:
         raise ValueError(f"page_table.shape={tuple(page_table.shape)} names 2^31 tokens or more a row [R1]")
-    integers("kv_lens", kv_lens, (rows,), f"[{rows}], as the page table has rows")
-    integers("cu_q_lens", cu_q_lens, (rows + 1,), f"[{rows + 1}], one more than the page table's rows")
+    integers("kv_lens", kv_lens, (rows,), f"[{rows}], as page_table has rows")
+    integers("cu_q_lens", cu_q_lens, (rows + 1,), f"[{rows + 1}], one more than page_table has rows")
     integers("num_seqs", num_seqs, (None,), f"[1] or [{rows}]")
     if num_seqs.shape[0] not in (1, rows):
         raise ValueError(f"num_seqs.shape={tuple(num_seqs.shape)} must be [1] or [{rows}] [R1]")

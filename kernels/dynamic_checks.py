@@ -63,7 +63,7 @@ def check_batch(
         if not 0 <= kv_len <= longest:
             raise ValueError(f"kv_lens[{i}]={kv_len} must be in [0, {longest}], what a row of the table names [R1]")
         if q_len > kv_len:
-            raise ValueError(f"{q_len=} must not be above {kv_len=} at sequence {i} [R1]")
+            raise ValueError(f"kv_lens[{i}]={kv_len} must be at least the {q_len} query tokens of cu_q_lens [R1]")
         ids = table[i, : -(-kv_len // page_size)]
         wrong = np.flatnonzero((ids < 0) | (ids >= num_pages))
         if len(wrong):

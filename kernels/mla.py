@@ -140,7 +140,7 @@ def _cache_options(latent_pages: Any, latent_dim: int, rotary_dim: int, kv_dtype
     if isinstance(latent_pages, ScaledPages):
         raise TypeError("latent_pages must be an array: ScaledPages are for keys and values [R1]")
     arguments.pool("latent_pages", latent_pages, (3,), _PAGES)
-    dtype = value_dtype(latent_pages, kv_dtype)
+    dtype = value_dtype(latent_pages, kv_dtype, "latent_pages")
     if dtype == jnp.dtype(jnp.int8):
         raise TypeError("latent_pages must hold floats, not int8, which needs scales [R1]")
     options = MlaOptions(latent_dim, rotary_dim, dtype, score_scale=1.0)

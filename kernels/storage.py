@@ -94,13 +94,14 @@ def storage_dtype(dtype: Any, platform: str) -> Any:
     return jnp.dtype(jnp.uint16 if dtype.itemsize == 2 else jnp.uint8)
 
 
-def value_dtype(kv_pages: Any, kv_dtype: Any = None) -> Any:
+def value_dtype(kv_pages: Any, kv_dtype: Any = None, name: str = "kv_pages") -> Any:
     """The dtype of the numbers in a cache. O(1).
 
     Args:
         kv_pages: pages or ScaledPages.
         kv_dtype: what the caller says that they are, a dtype or one of the codes f32, bf16, f16, f8_e4m3, f8_e5m2;
             needed where the pages are unsigned bits.
+        name: what the caller calls the pages.
 
     Returns:
         The numpy dtype, one of `KV_DTYPES`.
@@ -113,15 +114,15 @@ def value_dtype(kv_pages: Any, kv_dtype: Any = None) -> Any:
     if kv_dtype is not None:
         meant = _named_dtype(kv_dtype)
         if meant != stored and not (is_bits(stored) and storage_dtype(meant, "cpu") == stored):
-            raise ValueError(f"kv_dtype={meant} does not fit kv_pages of {stored} [R1]")
+            raise ValueError(f"kv_dtype={meant} does not fit {name} of {stored} [R1]")
     elif is_bits(stored):
-        raise TypeError(f"kv_dtype=None must say what the bits of kv_pages ({stored}) mean [R1]")
+        raise TypeError(f"kv_dtype=None must say what the bits of {name} ({stored}) mean [R1]")
     elif stored not in KV_DTYPES:
-        raise TypeError(f"kv_pages must hold one of {', '.join(map(str, KV_DTYPES))}, not {stored} [R1]")
+        raise TypeError(f"{name} must hold one of {', '.join(map(str, KV_DTYPES))}, not {stored} [R1]")
     else:
         meant = stored
     if isinstance(kv_pages, ScaledPages) and meant.itemsize != 1:
-        raise TypeError(f"kv_pages must hold int8 or float8 to be ScaledPages, not {meant} [R1]")
+        raise TypeError(f"{name} must hold int8 or float8 to be ScaledPages, not {meant} [R1]")
     return meant
 
 

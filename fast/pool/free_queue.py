@@ -98,7 +98,7 @@ class FreeCachePageQueue(ShownQueue):
     def append(self, page: CachePage) -> None:
         """Puts a page behind the last; refused when it is in a queue already (POOL-2). O(1)."""
         if (type(page) is not CachePage and not _is_own(page)) or page.queue is not None:
-            self._refuse(page)
+            self._refuse("page", page)
         tail = self._tail
         last = tail.before
         last.after = tail.before = page
@@ -132,13 +132,15 @@ class FreeCachePageQueue(ShownQueue):
             if (type(page) is not CachePage and not _is_own(page)) or page.queue is not None:
                 for claimed in given[:place]:
                     claimed.queue = None
-                self._refuse(page)
+                self._refuse("pages", page)
             page.queue = self
         return given
 
-    def _refuse(self, page: object) -> NoReturn:
-        require_page("pages", page)
-        raise refusal(ValueError, "POOL-2", f"pages: {page} is in a queue already, belongs to a pool or is named twice")
+    def _refuse(self, name: str, page: object) -> NoReturn:
+        require_page(name, page)
+        raise refusal(
+            ValueError, "POOL-2", f"{name}: {page} is in a queue already, belongs to a pool or is named twice"
+        )
 
     def _insert(self, before: CachePage, pages: list[CachePage], after: CachePage) -> None:
         for page in pages:

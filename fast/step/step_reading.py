@@ -188,7 +188,8 @@ def read_rows(
     if tables is None and rows is None:
         return None
     if tables is None or rows is None:
-        raise refusal(ValueError, "MAN-11", "tables and rows must be given together")
+        lacking = "tables" if tables is None else "rows"
+        raise refusal(ValueError, "MAN-11", f"{lacking}=None: tables and rows must be given together")
     if not isinstance(tables, MultiGroupPageTable):
         raise refusal(TypeError, "R1", f"tables={tables!r} must be a MultiGroupPageTable")
     num_groups = len(coordinator.groups)

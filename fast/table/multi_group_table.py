@@ -40,7 +40,7 @@ class MultiGroupPageTable(GroupTables[PageTable]):
             IndexError: there is no such page or row.
             ValueError: a table has no room, or there are not as many lists as groups (TAB-2).
         """
-        self.append_rows_batch([page_ids], [row_idx])
+        self._append([page_ids], [row_idx], "page_ids", "row_idx")
 
     def append_rows_batch(
         self, page_ids_per_req: Iterable[Iterable[Ids]] | NDArray[np.integer[Any]], req_indices: Ids
@@ -57,13 +57,7 @@ class MultiGroupPageTable(GroupTables[PageTable]):
             IndexError: there is no such page or row.
             ValueError: a table has no room, or there are not as many lists as rows or groups (TAB-2).
         """
-        by_group = self._by_group("page_ids_per_req", page_ids_per_req)
-        rows: Ids = req_indices
-        if not (type(rows) is list and len(rows) <= FEW):  # otherwise each table reads its own lists faster
-            rows = id_array("req_indices", rows, self.page_tables[0].max_num_reqs, "TAB-2")
-        batches = [table.read_batch(lists, rows) for table, lists in zip(self.page_tables, by_group, strict=True)]
-        for table, batch in zip(self.page_tables, batches, strict=True):
-            table.write_batch(batch)
+        self._append(page_ids_per_req, req_indices, "page_ids_per_req", "req_indices")
 
     def add_row(self, page_ids: Iterable[Ids] | NDArray[np.integer[Any]], row_idx: int) -> None:
         """Replaces the pages of a row in every group, or in none if one list does not fit (TAB-2). O(pages).
@@ -83,6 +77,15 @@ class MultiGroupPageTable(GroupTables[PageTable]):
             table.write_row(*row)
 
     # -- Inside -----------------------------------------------------------------------------------
+
+    def _append(self, requests: object, rows: Ids, pages_name: str, rows_name: str) -> None:
+        by_group = self._by_group(pages_name, requests)
+        if not (type(rows) is list and len(rows) <= FEW):  # otherwise each table reads its own lists faster
+            rows = id_array(rows_name, rows, self.page_tables[0].max_num_reqs, "TAB-2")
+        pairs = list(zip(self.page_tables, by_group, strict=True))
+        batches = [table.read_batch(lists, rows, pages_name, rows_name) for table, lists in pairs]
+        for table, batch in zip(self.page_tables, batches, strict=True):
+            table.write_batch(batch)
 
     def _groups(self, name: str, lists: object) -> list[Any]:
         given = [materialised(name, pages) for pages in listed(name, lists)]

@@ -158,20 +158,31 @@ class PageTable(ShownTable):
         self.write_batch(self.read_batch(page_ids, req_indices))
 
     def read_batch(
-        self, page_ids: Iterable[Ids] | NDArray[np.integer[Any]], req_indices: Ids
+        self,
+        page_ids: Iterable[Ids] | NDArray[np.integer[Any]],
+        req_indices: Ids,
+        pages_name: str = "page_ids",
+        rows_name: str = "req_indices",
     ) -> PageBatch | FewAppends:
         """Reads a batch of appends and refuses it unless all of it fits (R1, TAB-2). Changes nothing.
 
-        Arguments, errors and complexity are those of `append_rows_batch`.
+        Errors and complexity are those of `append_rows_batch`.
+
+        Args:
+            page_ids: as for `append_rows_batch`.
+            req_indices: as for `append_rows_batch`.
+            pages_name: what the caller calls the pages.
+            rows_name: what the caller calls the rows.
         """
         if type(req_indices) is list and len(req_indices) <= FEW and type(page_ids) is list:
             batch = self._read_few(page_ids, req_indices)
             if batch is not None:
                 return batch
-        rows = id_array("req_indices", req_indices, self.max_num_reqs, "TAB-2")
-        values, lengths, num_lists = id_lists("page_ids", page_ids, _PAGE_IDS)
+        rows = id_array(rows_name, req_indices, self.max_num_reqs, "TAB-2")
+        values, lengths, num_lists = id_lists(pages_name, page_ids, _PAGE_IDS)
         if len(rows) != num_lists:
-            raise refusal(ValueError, "TAB-2", f"req_indices names {len(rows)} rows, page_ids has {num_lists} lists")
+            message = f"{rows_name} names {len(rows)} rows, {pages_name} has {num_lists} lists"
+            raise refusal(ValueError, "TAB-2", message)
         if not num_lists:
             return PageBatch(rows, rows, values, values)
         starts = self._counts[rows].astype(np.int64)
@@ -180,7 +191,7 @@ class PageTable(ShownTable):
         ends = starts + lengths
         if (ends > self.max_num_pages_per_req).any():
             first = int(np.argmax(ends > self.max_num_pages_per_req))
-            self._fit(int(ends[first]), int(rows[first]))
+            self._fit(int(ends[first]), int(rows[first]), pages_name)
         cells = rows * self.max_num_pages_per_req + starts
         if not isinstance(lengths, int):
             cells = np.repeat(cells + lengths - np.cumsum(lengths), lengths) + np.arange(len(values))
@@ -422,12 +433,12 @@ class PageTable(ShownTable):
             values += pages
         return FewAppends(rows, ends, cells, values)
 
-    def _fit(self, count: int, row_idx: int) -> None:
+    def _fit(self, count: int, row_idx: int, name: str = "page_ids") -> None:
         if count > self.max_num_pages_per_req:
             raise refusal(
                 ValueError,
                 "TAB-2",
-                f"page_ids: row {row_idx} would have {count} pages of {self.max_num_pages_per_req}",
+                f"{name}: row {row_idx} would have {count} pages of {self.max_num_pages_per_req}",
             )
 
     def _two_rows(self, src: int, tgt: int) -> tuple[int, int]:

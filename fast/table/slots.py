@@ -45,7 +45,8 @@ def slot_mapping(
     if len(rows) != len(given):
         raise refusal(ValueError, "TAB-7", f"req_indices names {len(rows)} tokens, positions {len(given)}")
     if len(rows) > max_num_batched_tokens:
-        raise refusal(ValueError, "TAB-7", f"{len(rows)} tokens exceed max_num_batched_tokens={max_num_batched_tokens}")
+        message = f"req_indices names {len(rows)} tokens, which exceed max_num_batched_tokens={max_num_batched_tokens}"
+        raise refusal(ValueError, "TAB-7", message)
     mapping = np.full(max_num_batched_tokens, -1, np.int32)
     if len(rows):
         slots = _slots(host, counts, rows, plain_array(given), size)
@@ -164,15 +165,20 @@ def _runs(
 
 
 def _slots_one_by_one(
-    host: NDArray[np.int32], counts: NDArray[np.int32], rows: NDArray[np.int64], positions: Iterable[object], size: int
+    host: NDArray[np.int32],
+    counts: NDArray[np.int32],
+    rows: NDArray[np.int64],
+    positions: Iterable[object],
+    size: int,
+    name: str = "positions",
 ) -> list[int]:
-    """The slots of tokens; refuses the first token that has none."""
+    """The slots of tokens; refuses the first token that has none, and calls its position by a name."""
     slots = []
     for row, position in zip(rows.tolist(), positions, strict=True):
-        column, offset = divmod(index("positions", position, int(counts[row]) * size, "TAB-7"), size)
+        column, offset = divmod(index(name, position, int(counts[row]) * size, "TAB-7"), size)
         slot = int(host[row, column]) * size + offset
         if slot >= _SLOTS:
-            raise refusal(ValueError, "TAB-7", f"positions={position}: slot {slot} does not fit an int32")
+            raise refusal(ValueError, "TAB-7", f"{name}={position}: slot {slot} does not fit an int32")
         slots.append(slot)
     return slots
 
@@ -188,7 +194,7 @@ def _runs_one_by_one(
     """The runs of rows that have tokens; refuses the first token that has no slot."""
     token_rows = np.repeat(rows, num)
     positions = [start + place for start, length in zip(first, num.tolist(), strict=True) for place in range(length)]
-    slots = _slots_one_by_one(host, counts, token_rows, positions, size)
+    slots = _slots_one_by_one(host, counts, token_rows, positions, size, "starts: position")
     begins = [
         token
         for token, position in enumerate(positions)

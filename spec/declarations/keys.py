@@ -57,5 +57,6 @@ def digest_of(hash_function: HashFunction, message: bytes) -> bytes:
         raise refusal(TypeError, "R1", f"hash_function={hash_function!r} must be callable")
     digest = hash_function(message)
     if not isinstance(digest, bytes):
-        raise refusal(TypeError, "HASH-1", f"hash_function returned {type(digest).__name__}, it must return bytes")
+        message = f"hash_function={hash_function!r} returned {type(digest).__name__}, it must return bytes"
+        raise refusal(TypeError, "HASH-1", message)
     return digest

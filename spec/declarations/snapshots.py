@@ -148,7 +148,11 @@ def parts_of(snapshot: object) -> dict[str, Part]:
 def objects_of(requests: Iterable[EngineRequest], read_id: Callable[[EngineRequest], str]) -> dict[str, EngineRequest]:
     """The engine's requests by their ids, which ``read_id`` reads; refused if two objects have one id (MAN-14)."""
     objects: dict[str, EngineRequest] = {}
-    for request in listed("requests", requests):
+    for place, request in enumerate(listed("requests", requests)):
+        if not hasattr(request, "request_id"):
+            raise refusal(
+                TypeError, "R1", f"requests[{place}] is a {type(request).__name__}, which is no EngineRequest"
+            )
         if objects.setdefault(read_id(request), request) is not request:
             raise refusal(ValueError, "MAN-14", f"requests has two objects of the id {request.request_id!r}")
     return objects

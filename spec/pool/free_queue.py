@@ -66,13 +66,11 @@ class FreeCachePageQueue(ShownQueue):
 
     def append(self, page: CachePage) -> None:
         """Puts a page at the back; refused when it is in a queue already (POOL-2)."""
-        self.append_n([page])
+        self._join(self._outside("page", [page]))
 
     def append_n(self, pages: Iterable[CachePage]) -> None:
         """Puts pages at the back, in order; all are refused if one of them is in a queue already (POOL-2)."""
-        for page in self._outside(pages):
-            self._pages[id(page)] = page
-            page.queue = self
+        self._join(self._outside("pages", pages))
 
     def prepend_n(self, pages: Iterable[CachePage]) -> None:
         """Puts pages at the front, in order (POOL-13); refused like `append_n`."""
@@ -89,13 +87,19 @@ class FreeCachePageQueue(ShownQueue):
         """The page before (``step=-1``) or after (``step=+1``) a page of the queue, which may be a fake end."""
         return _beside([self._head, *self._pages.values(), self._tail], page, step)
 
-    def _outside(self, pages: Iterable[CachePage]) -> list[CachePage]:
+    def _join(self, pages: list[CachePage]) -> None:
+        for page in pages:
+            self._pages[id(page)] = page
+            page.queue = self
+
+    def _outside(self, name: str, pages: Iterable[CachePage]) -> list[CachePage]:
         """Reads pages that are in no queue yet, each once (R1, POOL-2)."""
-        outside = listed("pages", pages)
+        outside = listed(name, pages)
         for page in outside:
-            require_page("pages", page)
+            require_page(name, page)
             if page.queue is not None or page.pool is not None:
-                raise refusal(ValueError, "POOL-2", f"page {page.page_id} is in a queue already, or belongs to a pool")
+                message = f"{name}: page {page.page_id} is in a queue already, or belongs to a pool"
+                raise refusal(ValueError, "POOL-2", message)
         if len({id(page) for page in outside}) < len(outside):
             raise refusal(ValueError, "POOL-2", f"pages={[page.page_id for page in outside]} names a page twice")
         return outside

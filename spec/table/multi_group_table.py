@@ -25,7 +25,7 @@ class MultiGroupPageTable(GroupTables[PageTable]):
             page_ids: the pages, a list for each group.
             row_idx: the row.
         """
-        self.append_rows_batch([page_ids], [row_idx])
+        self._append([page_ids], [row_idx], "page_ids", "row_idx")
 
     def append_rows_batch(
         self, page_ids_per_req: Sequence[Sequence[Sequence[int]]], req_indices: Sequence[int]
@@ -36,12 +36,7 @@ class MultiGroupPageTable(GroupTables[PageTable]):
             page_ids_per_req: the pages to append, for each of ``req_indices`` a list for each group.
             req_indices: the rows.
         """
-        requests = [self._groups("page_ids_per_req", lists) for lists in listed("page_ids_per_req", page_ids_per_req)]
-        rows = listed("req_indices", req_indices)
-        for group, table in enumerate(self.page_tables):
-            table.read_batch([lists[group] for lists in requests], rows)
-        for group, table in enumerate(self.page_tables):
-            table.append_rows_batch([lists[group] for lists in requests], rows)
+        self._append(page_ids_per_req, req_indices, "page_ids_per_req", "req_indices")
 
     def add_row(self, page_ids: Sequence[Sequence[int]], row_idx: int) -> None:
         """Replaces the pages of a row in every group, or in none if one list does not fit (TAB-2).
@@ -55,6 +50,14 @@ class MultiGroupPageTable(GroupTables[PageTable]):
             table.read_row(pages, row_idx)
         for table, pages in zip(self.page_tables, lists, strict=True):
             table.add_row(pages, row_idx)
+
+    def _append(self, page_ids: object, row_ids: object, pages_name: str, rows_name: str) -> None:
+        requests = [self._groups(pages_name, lists) for lists in listed(pages_name, page_ids)]
+        rows = listed(rows_name, row_ids)
+        for group, table in enumerate(self.page_tables):
+            table.read_batch([lists[group] for lists in requests], rows, pages_name, rows_name)
+        for group, table in enumerate(self.page_tables):
+            table.append_rows_batch([lists[group] for lists in requests], rows)
 
     def _groups(self, name: str, lists: object) -> list[list[int]]:
         """Reads lists of pages, one for each group (R1, TAB-2)."""

@@ -91,7 +91,7 @@ class PageTable(ShownTable):
             IndexError: there is no such row.
             ValueError: the row has no room for all of them (TAB-2).
         """
-        self.append_rows_batch([page_ids], [row_idx])
+        self._append(self.read_batch([page_ids], [row_idx], rows_name="row_idx"))
 
     def append_rows_batch(self, page_ids: Sequence[Sequence[int]], req_indices: Sequence[int]) -> None:
         """Appends pages to several rows, in order, or to none if one does not fit (TAB-2).
@@ -100,21 +100,38 @@ class PageTable(ShownTable):
             page_ids: the pages to append, a list for each of ``req_indices``.
             req_indices: the rows; a row that is named twice gets both lists.
         """
-        for row_idx, pages in self.read_batch(page_ids, req_indices):
-            self._rows[row_idx] += pages
-            self.cpu_version += 1
+        self._append(self.read_batch(page_ids, req_indices))
 
-    def read_batch(self, page_ids: Sequence[Sequence[int]], req_indices: Sequence[int]) -> list[tuple[int, list[int]]]:
-        """Reads a batch of appends; refuses it unless all of them fit (R1, TAB-2). Changes nothing."""
-        rows = [index("req_indices", row, self.max_num_reqs, "TAB-2") for row in listed("req_indices", req_indices)]
-        lists = [self._page_ids(pages) for pages in listed("page_ids", page_ids)]
+    def read_batch(
+        self,
+        page_ids: Sequence[Sequence[int]],
+        req_indices: Sequence[int],
+        pages_name: str = "page_ids",
+        rows_name: str = "req_indices",
+    ) -> list[tuple[int, list[int]]]:
+        """Reads a batch of appends; refuses it unless all of them fit (R1, TAB-2). Changes nothing.
+
+        Args:
+            page_ids: as for `append_rows_batch`.
+            req_indices: as for `append_rows_batch`.
+            pages_name: what the caller calls the pages.
+            rows_name: what the caller calls the rows.
+        """
+        rows = [index(rows_name, row, self.max_num_reqs, "TAB-2") for row in listed(rows_name, req_indices)]
+        lists = [self._page_ids(pages, pages_name) for pages in listed(pages_name, page_ids)]
         if len(rows) != len(lists):
-            raise refusal(ValueError, "TAB-2", f"req_indices names {len(rows)} rows, page_ids has {len(lists)} lists")
+            message = f"{rows_name} names {len(rows)} rows, {pages_name} has {len(lists)} lists"
+            raise refusal(ValueError, "TAB-2", message)
         lengths = [len(row) for row in self._rows]
         for row_idx, pages in zip(rows, lists, strict=True):
             lengths[row_idx] += len(pages)
-            self._fit(lengths[row_idx], row_idx)
+            self._fit(lengths[row_idx], row_idx, pages_name)
         return list(zip(rows, lists, strict=True))
+
+    def _append(self, batch: list[tuple[int, list[int]]]) -> None:
+        for row_idx, pages in batch:
+            self._rows[row_idx] += pages
+            self.cpu_version += 1
 
     def add_row(self, page_ids: Sequence[int], row_idx: int) -> None:
         """Replaces the pages of a row.
@@ -200,11 +217,8 @@ class PageTable(ShownTable):
         if len(rows) != len(places):
             raise refusal(ValueError, "TAB-7", f"req_indices names {len(rows)} tokens, positions {len(places)}")
         if len(rows) > self.max_num_batched_tokens:
-            raise refusal(
-                ValueError,
-                "TAB-7",
-                f"{len(rows)} tokens exceed max_num_batched_tokens={self.max_num_batched_tokens}",
-            )
+            most = f"max_num_batched_tokens={self.max_num_batched_tokens}"
+            raise refusal(ValueError, "TAB-7", f"req_indices names {len(rows)} tokens, which exceed {most}")
         mapping = np.full(self.max_num_batched_tokens, -1, np.int32)
         for place, (row, position) in enumerate(zip(rows, places, strict=True)):
             mapping[place] = self.slot_of(row, position, size)
@@ -262,7 +276,7 @@ class PageTable(ShownTable):
         """
         runs: list[list[int]] = []
         for token, (row, position) in enumerate(places):
-            slot = self.slot_of(row, position, page_size)
+            slot = self.slot_of(row, position, page_size, "starts: position")
             if token and places[token - 1][0] == row and position % page_size:
                 runs[-1][2] += 1
             else:
@@ -271,12 +285,12 @@ class PageTable(ShownTable):
         slices[:, : len(runs)] = np.array(runs, np.int32).reshape(-1, 3).T
         return slices
 
-    def slot_of(self, row: int, position: object, page_size: int) -> int:
-        """The slot of a position of a row, which must have a page there (TAB-7)."""
-        place = index("positions", position, len(self._rows[row]) * page_size, "TAB-7")
+    def slot_of(self, row: int, position: object, page_size: int, name: str = "positions") -> int:
+        """The slot of a position of a row, which must have a page there (TAB-7); refusals call it by a name."""
+        place = index(name, position, len(self._rows[row]) * page_size, "TAB-7")
         slot = self._rows[row][place // page_size] * page_size + place % page_size
         if slot >= 2**31:
-            raise refusal(ValueError, "TAB-7", f"slot {slot} does not fit an int32")
+            raise refusal(ValueError, "TAB-7", f"{name}={position}: slot {slot} does not fit an int32")
         return slot
 
     # -- Inside -----------------------------------------------------------------------------------
@@ -286,15 +300,15 @@ class PageTable(ShownTable):
         table.flags.writeable = False
         return table
 
-    def _page_ids(self, page_ids: object) -> list[int]:
-        return [index("page_ids", page_id, 2**31) for page_id in listed("page_ids", page_ids)]
+    def _page_ids(self, page_ids: object, name: str = "page_ids") -> list[int]:
+        return [index(name, page_id, 2**31) for page_id in listed(name, page_ids)]
 
-    def _fit(self, count: int, row_idx: int) -> None:
+    def _fit(self, count: int, row_idx: int, name: str = "page_ids") -> None:
         if count > self.max_num_pages_per_req:
             raise refusal(
                 ValueError,
                 "TAB-2",
-                f"page_ids: row {row_idx} would have {count} pages of {self.max_num_pages_per_req}",
+                f"{name}: row {row_idx} would have {count} pages of {self.max_num_pages_per_req}",
             )
 
     def _two_rows(self, src: int, tgt: int) -> tuple[int, int]:
