@@ -27,8 +27,11 @@ from .spoiling import Spoilt, spoiling
 REFUSING: Mapping[str, int] = {
     **dict.fromkeys(("queue", "pool", "pool_pins", "hash", "table", "multi_table", "cache", "views"), 12),
     **dict.fromkeys(("manager", "window", "chunk", "state", "hybrid", "batch", "events", "pins", "swap"), 12),
-    **dict.fromkeys(("shards", "snapshots", "sizing"), 60),
-    **dict.fromkeys(("attention", "latents"), 1),
+    "snapshots": 30,
+    "shards": 40,
+    "sizing": 100,
+    "attention": 1,
+    "latents": 1,
 }
 """The machines that make bad calls on both packages, each with a number of examples that reaches all their methods."""
 

@@ -121,57 +121,14 @@ def _given(**wrong: Any) -> Arguments:
     return lambda *_: wrong
 
 
-def _with_tables(max_model_len: int = 20, **wrong: Any) -> Arguments:
-    return lambda package, manager: {"tables": _tables(package, manager, max_model_len)} | wrong
-
-
 REFUSED: dict[str, tuple[Arguments, type[Exception], str]] = {
-    "a slot that nobody has": (_given(slots=[0, 3]), IndexError, r"slot 3 \[MAN-11\]"),
-    "a negative slot": (_given(slots=[0, -1]), IndexError, r"slots?[ =]-1.*\[MAN-11\]"),
-    "a slot twice": (_given(slots=[1, 1]), ValueError, r"names a slot twice \[MAN-11\]"),
-    "a slot that is a bool": (_given(slots=[0, True]), TypeError, r"slots=True must be an int \[R1\]"),
-    "slots that are one number": (_given(slots=0), TypeError, r"slots=0 must be an iterable \[R1\]"),
-    "computed tokens of one": (_given(num_computed_tokens=[2]), ValueError, r"1 entries for 2 slots \[MAN-11\]"),
-    "computed tokens as one": (
-        _given(num_computed_tokens=2),
-        TypeError,
-        r"must be an? .*\[R1\]",
-    ),
-    "computed tokens without slots": (_given(num_computed_tokens=[2, 5]), ValueError, r"only 2 have slots \[MAN-8\]"),
-    "computed tokens below 0": (_given(num_computed_tokens=[-1, 2]), ValueError, r"num_computed_tokens=-1 .*\[R1\]"),
-    "computed tokens beyond all": (_given(num_computed_tokens=[2, 2**70]), ValueError, r"\[MAN-8\]"),
     "new tokens beyond all": (_given(num_new_tokens=[1, 2**70]), ValueError, r"\[MAN-2\]"),
-    "new tokens for three": (_given(num_new_tokens=[1, 1, 1]), ValueError, r"3 entries for 2 slots \[MAN-11\]"),
-    "no new tokens": (_given(num_new_tokens=[1, 0]), ValueError, r"num_new_tokens=0 .* at least 1 \[R1\]"),
     "new tokens that are true": (_given(num_new_tokens=True), TypeError, r"num_new_tokens=True .* int \[R1\]"),
     "more tokens than a model has": (_given(num_new_tokens=[1, 19]), ValueError, r"max_model_len=20 \[MAN-2\]"),
-    "negative look-ahead": (_given(num_lookahead_tokens=-1), ValueError, r"num_lookahead_tokens=-1 .*\[R1\]"),
-    "a delay that is no bool": (_given(delay_cache_pages=1), TypeError, r"delay_cache_pages=1 .* bool \[R1\]"),
-    "tables without rows": (_with_tables(), ValueError, r"tables and rows.* \[MAN-11\]"),
-    "rows without tables": (_given(rows=[0, 1]), ValueError, r"tables and rows.* \[MAN-11\]"),
-    "one table": (
-        lambda package, _: {"tables": package.PageTable(4, 20, 64), "rows": [0, 1]},
-        TypeError,
-        r"must be a MultiGroupPageTable \[R1\]",
-    ),
     "tables of other groups": (
         lambda package, _: {"tables": package.MultiGroupPageTable(4, 20, 64, [2]), "rows": [0, 1]},
         ValueError,
         r"tables has 1 groups, the manager 2 \[MAN-11\]",
-    ),
-    "a row that is not there": (_with_tables(rows=[0, 4]), IndexError, r"rows=4 must be in \[0, 4\) \[TAB-2\]"),
-    "a row twice": (_with_tables(rows=[1, 1]), ValueError, r"must be 2 different rows \[MAN-11\]"),
-    "a row for one": (_with_tables(rows=[1]), ValueError, r"must be 2 different rows \[MAN-11\]"),
-    "another's row": (_with_tables(rows=[0, 3]), ValueError, r"row 3 names 0 pages, .* (has|holds) 1 \[MAN-11\]"),
-    "a row without room": (
-        _with_tables(4, rows=[0, 1], num_lookahead_tokens=[0, 2]),
-        ValueError,
-        r"row 1 would have 3 pages of 2 \[TAB-2\]",
-    ),
-    "a row without room for what is not granted": (
-        _with_tables(4, rows=[0, 1], num_new_tokens=[1, 18]),
-        ValueError,
-        r"row 1 would have 10 pages of 2 \[TAB-2\]",
     ),
 }
 

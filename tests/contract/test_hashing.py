@@ -198,29 +198,6 @@ def test_hash_2_both_packages_encode_generic_values_alike(extra: Any, values: li
     assert fast.hash_page_tokens(fast.sha256, b"p", values, extra) == fast.PageHash(*key)
 
 
-@pytest.mark.parametrize(
-    ("extra", "kind"),
-    [
-        ((spec.CacheSalt("a"), spec.CacheSalt("b")), ValueError),
-        ((spec.LoraAdapter("a"), spec.LoraAdapter("a")), ValueError),
-        ((spec.MultimodalItem(b"a", 0, 1), spec.MultimodalItem(b"a", 0, 1)), ValueError),
-        ((spec.MultimodalItem(b"a", -1, 1),), ValueError),
-        ((spec.PromptEmbeddings(b"a", 0, 0),), ValueError),
-        (("a",), TypeError),
-        ((spec.CacheSalt,), TypeError),
-    ],
-)
-def test_hash_2_impossible_extra_keys_are_refused(package: ModuleType, extra: Any, kind: type[Exception]) -> None:
-    with pytest.raises(kind, match=r"request\.extra_keys.*\[HASH-2\]"):
-        _keys(package, PlainRequest("r", [1, 2], extra))
-
-
-@pytest.mark.parametrize("value", [1.0, True, [1], {1}, 2**63, -(2**63) - 1, object()])
-def test_hash_2_values_without_encoding_are_refused(package: ModuleType, value: Any) -> None:
-    with pytest.raises(TypeError, match=r"extra_keys.*\[HASH-2\]"):
-        package.hash_page_tokens(package.sha256, None, [1], (value,))
-
-
 def _wrong(value: Any) -> Any:
     """A value of a type that a field has not."""
     return value
@@ -241,9 +218,8 @@ def test_r1_extra_keys_with_numpy_positions_are_those_with_plain_ones(package: M
         (spec.MultimodalItem(b"a", 0, 1), spec.MultimodalItem(_wrong("a"), 0, 1)),
         (spec.LoraAdapter("\ud800"),),
         (spec.LoraAdapter(_wrong(5)),),
-        (spec.CacheSalt.of_fingerprint(b""), spec.CacheSalt.of_fingerprint(b"")),
     ],
-    ids=["bytes and str", "lone surrogate", "name of a wrong type", "two salts"],
+    ids=["bytes and str", "lone surrogate", "name of a wrong type"],
 )
 def test_r1_extra_keys_with_a_wrong_field_are_refused_by_name(package: ModuleType, extra: Any) -> None:
     with pytest.raises((TypeError, ValueError), match=r"extra_keys.*\[(HASH-2|R1)\]"):
@@ -312,25 +288,6 @@ def test_r1_what_is_no_token_is_refused_by_name(package: ModuleType, values: Any
     assert clause_of_message(str(caught.value)) == "R1"
     with pytest.raises(kind, match=r"request\.all_token_ids"):
         package.hash_request_tokens(package.sha256, 1, PlainRequest("r", values))
-
-
-@pytest.mark.parametrize(
-    ("page_size", "kind"), [(0, ValueError), (-1, ValueError), (1.0, TypeError), (True, TypeError)]
-)
-def test_r1_what_is_no_page_size_is_refused_by_name(package: ModuleType, page_size: Any, kind: type[Exception]) -> None:
-    with pytest.raises(kind, match=f"page_size={page_size!r}"):
-        package.hash_request_tokens(package.sha256, page_size, PlainRequest("r", [1]))
-
-
-def test_r1_digests_and_seeds_are_bytes(package: ModuleType) -> None:
-    with pytest.raises(TypeError, match=r"parent_page_hash=0 .*\[HASH-1\]"):
-        package.hash_page_tokens(package.sha256, 0, [1])
-    with pytest.raises(TypeError, match=r"hash_function returned int.*\[HASH-1\]"):
-        package.hash_page_tokens(hash, None, [1])
-    with pytest.raises(TypeError, match="seed must be bytes or None, not str"):
-        package.init_none_hash("seed")
-    with pytest.raises(TypeError, match=r"extra_keys must be a tuple or None, not list .*\[HASH-2\]"):
-        package.hash_page_tokens(package.sha256, None, [1], [1])
 
 
 def test_r1_what_is_no_request_is_refused_by_name(package: ModuleType) -> None:

@@ -92,16 +92,3 @@ def test_times_are_counted_in_pages_handed_out(package: ModuleType) -> None:
     assert pool.counters == CacheCounters(evictions=1, page_lifetimes=histogram(5 - 2), reuse_gaps=histogram(2, 0))
     pool.get_new_pages(1)  # page 1 is the 8th
     assert pool.counters == CacheCounters(evictions=2, page_lifetimes=histogram(3, 6), reuse_gaps=histogram(2, 0))
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"enable_events": 1}, TypeError, r"enable_events=1.*\[R1\]"),
-        ({"counter_sampling": 0}, ValueError, r"counter_sampling=0.*\[R1\]"),
-        ({"counter_sampling": True}, TypeError, r"counter_sampling=True.*\[R1\]"),
-    ],
-)
-def test_options_are_refused(package: ModuleType, options: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        telling_pool(package, **options)

@@ -75,12 +75,6 @@ def test_prompts_that_begin_alike_are_hit_where_the_interval_says(
     assert [_hit(manager, [*PROMPT[:length], 1]) for length in (2, 4, 6, 8)] == hits
 
 
-@pytest.mark.parametrize("interval", [3, -2, 2.0, True])
-def test_an_interval_that_is_none_is_refused(package: ModuleType, interval: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match=r"retention_interval=.*\[(RET-1|R1)\]$"):
-        _manager(package, retention_interval=interval)
-
-
 def test_full_attention_keeps_everything(package: ModuleType) -> None:
     manager = _manager(package, full(2), retention_interval=0)
     _serve(manager, "a", PROMPT, 2, 4, 6, 8)

@@ -171,7 +171,6 @@ class Used:
             shard.allocate_slots(before, 2)
             shard.free(before)
             self.pages.append(shard.get_computed_pages(before)[0].pages)
-        self.stranger = package.PagePool(3, True).get_new_pages(1)
         self.request = PlainRequest("r", [1, 2, 3])
         self.manager.allocate_slots(PlainRequest("live", [7]), 1)
 
@@ -187,62 +186,6 @@ def test_pages_of_a_shard_bring_a_request_there(package: ModuleType) -> None:
     at.request.num_computed_tokens = 3
     with pytest.raises(ValueError, match=r"belongs to another pool \[R1\]$"):
         at.admit(*at.pages[0])
-
-
-REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
-    "pages of two shards": (lambda at: at.admit(at.pages[0][0], at.pages[1][1]), ValueError, "POOL-12"),
-    "a list of two shards": (
-        lambda at: at.admit([*at.pages[0][0], *at.pages[1][1]], at.pages[0][0]),
-        ValueError,
-        "POOL-12",
-    ),
-    "pages of no shard": (lambda at: at.admit(at.stranger, at.stranger), ValueError, "POOL-12"),
-    "pages of a shard and of none": (lambda at: at.admit(at.pages[0][0], at.stranger), ValueError, "POOL-12"),
-    "pages of one's own": (lambda at: at.admit([at.package.CachePage(1)], at.pages[0][1]), ValueError, "POOL-12"),
-    "pages of one group": (lambda at: at.admit(at.pages[1][0]), ValueError, "MAN-2"),
-    "no pages": (lambda at: at.manager.allocate_slots(at.request, 1, 2, [[], []]), TypeError, "R1"),
-    "tokens without pages": (lambda at: at.manager.allocate_slots(at.request, 1, 2), ValueError, "MAN-2"),
-    "no request": (lambda at: at.manager.allocate_slots(None, 1), TypeError, "R1"),
-    "an id that is none": (lambda at: at.manager.get_computed_pages(PlainRequest(1, [1])), TypeError, "R1"),  # type: ignore[arg-type]
-    "another's id": (lambda at: at.manager.allocate_slots(PlainRequest("live", [7]), 1), ValueError, "MAN-6"),
-    "another's look-up": (lambda at: at.manager.get_computed_pages(PlainRequest("live", [7])), ValueError, "MAN-6"),
-    "published while not live": (lambda at: at.manager.cache_pages(at.request, 0), ValueError, "R1"),
-    "a prefix while not live": (lambda at: at.manager.get_num_common_prefix_pages(at.request, 0), ValueError, "R1"),
-    "copies of shard 2": (lambda at: at.manager.take_page_copies(2), IndexError, "POOL-12"),
-    "copies of shard -1": (lambda at: at.manager.take_page_copies(-1), IndexError, "POOL-12"),
-    "copies of True": (lambda at: at.manager.take_page_copies(True), TypeError, "R1"),
-    "the shard of 1": (lambda at: at.manager.shard_of(1), TypeError, "R1"),
-    "the pages of None": (lambda at: at.manager.get_page_ids(None), TypeError, "R1"),
-    "an end that is none": (lambda at: at.manager.free(at.request, -1), ValueError, "R1"),
-    "the keys of None": (lambda at: at.manager.free_page_hashes(None), TypeError, "R1"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_r1_a_refused_call_changes_nothing(package: ModuleType, name: str) -> None:
-    call, error, clause = REFUSED[name]
-    used = Used(package)
-    before = [shard.snapshot() for shard in used.manager.shards]
-    with pytest.raises(error, match=rf"\[{clause}\]$"):
-        call(used)
-    assert [shard.snapshot() for shard in used.manager.shards] == before
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ((0, 8, [FULL], 12), ValueError, r"num_shards=0.*\[POOL-12\]"),
-        ((True, 8, [FULL], 12), TypeError, r"num_shards=True.*\[R1\]"),
-        ((2, 1, [FULL], 12), ValueError, r"num_pages=1.*\[POOL-1\]"),
-        ((2, 8, 5, 12), TypeError, r"kv_cache_groups=5.*\[R1\]"),
-        ((2, 8, [FULL], 0), ValueError, r"max_model_len=0.*\[R1\]"),
-        ((2, 8, [FULL], 12, True, False, "least"), ValueError, r"placement='least' must be one of .*\[POOL-12\]"),
-        ((2, 8, [FULL], 12, True, False, 1), TypeError, r"placement=1 must be a str or callable \[POOL-12\]"),
-    ],
-)
-def test_r1_what_makes_no_shards_is_refused(package: ModuleType, arguments: Any, error: Any, message: str) -> None:
-    with pytest.raises(error, match=message):
-        package.ShardedCacheManager(*arguments)
 
 
 def test_groups_are_read_once(package: ModuleType) -> None:

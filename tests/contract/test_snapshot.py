@@ -287,19 +287,6 @@ def test_man_14_a_policy_of_an_earlier_version_is_refused_by_name(package: Modul
             package.CacheManager.restore({**snapshot, "version": version})
 
 
-def test_what_is_no_argument_is_refused(package: ModuleType) -> None:
-    """R1."""
-    manager = _busy(package)
-    with pytest.raises(TypeError, match=r"snapshot must be a mapping, not list \[R1\]$"):
-        package.CacheManager.restore([])
-    with pytest.raises(TypeError, match=r"request has no .*\[R1\]$"):
-        package.CacheManager.restore(manager.snapshot(), ["a"])
-    with pytest.raises(TypeError, match=r"requests=5 must be an iterable \[R1\]$"):
-        package.CacheManager.restore(manager.snapshot(), 5)
-    with pytest.raises(TypeError, match=r"hash_function=5 must be callable \[R1\]$"):
-        package.CacheManager.restore(manager.snapshot(), _objects(manager), hash_function=5)
-
-
 DAMAGES: dict[str, tuple[Callable[[Any], object], str]] = {
     "no header": (lambda s: s.pop("kvproof"), "kvproof must be 'manager snapshot'"),
     "another header": (lambda s: s.update(kvproof="trace"), "kvproof must be 'manager snapshot'"),

@@ -140,16 +140,6 @@ def test_the_largest_slot(page_id: int, page_size: int, last: int) -> None:
         assert isinstance(mine, tuple) == (page_id * page_size >= 2**31)
 
 
-@pytest.mark.parametrize("bad", [2, -1, True, 0.0])
-def test_groups_are_counted_and_numbered(bad: Any) -> None:
-    """R1: a group that does not exist is an IndexError, and no bool is a group."""
-    groups = fast.MultiGroupPageTable(2, 5, 2, [2, 4])
-    assert [groups[group].max_num_pages_per_req for group in range(2)] == [3, 2]
-    assert len(groups) == 2
-    with pytest.raises((TypeError, IndexError), match=r"group=.* \[R1\]$"):
-        groups[bad]
-
-
 def test_a_sharding_is_one() -> None:
     """R1: what is no sharding is refused by name."""
     wrong: Any = "cpu"

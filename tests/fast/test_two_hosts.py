@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from kvproof import fast, spec
-from kvproof.spec.declarations import CacheCleared
 
 from .two_hosts import GROUPS, STEPS, Shard, cached_map, serve
 
@@ -155,11 +154,3 @@ def test_events_that_are_damaged_are_refused(package: Any, text: str) -> None:
     for wrong in (text.encode(), None):
         with pytest.raises(TypeError, match=r"\[R1\]"):
             package.events_from_json(wrong)
-
-
-@pytest.mark.parametrize("package", [spec, fast], ids=["spec", "fast"])
-@pytest.mark.parametrize("events", [[None], [CacheCleared(), "event"], 3])
-def test_what_is_no_event_is_not_written(package: Any, events: Any) -> None:
-    """R1."""
-    with pytest.raises(TypeError, match=r"\[R1\]"):
-        package.events_to_json(events)

@@ -254,71 +254,18 @@ def _arguments(**changes: Any) -> dict[str, Any]:
 
 
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"queries": [[1.0]]}, TypeError, "queries must be an array, not list"),
-    ({"queries": np.zeros((4, 2, 8), np.int32)}, TypeError, "queries.dtype=int32"),
-    ({"queries": np.zeros((4, 16), np.float32)}, ValueError, "queries.shape=(4, 16)"),
     ({"queries": np.zeros((4, 0, 8), np.float32)}, ValueError, "queries.shape=(4, 0, 8)"),
-    ({"queries": np.zeros((4, 3, 129), np.float32)}, ValueError, "kv_pages.shape=(5, 2, 2, 128)"),
-    (
-        {"queries": np.zeros((4, 3, 8), np.float32), "kv_pages": np.zeros((5, 2, 4, 128), np.float32)},
-        ValueError,
-        "3 heads",
-    ),
-    ({"kv_pages": np.zeros((5, 2, 3, 128), np.float32)}, ValueError, "kv_pages.shape=(5, 2, 3, 128)"),
-    ({"kv_pages": np.zeros((5, 2, 2, 64), np.float32)}, ValueError, "kv_pages.shape=(5, 2, 2, 64)"),
     ({"kv_pages": np.zeros((5, 2, 128), np.float32)}, ValueError, "kv_pages.shape=(5, 2, 128)"),
-    ({"kv_pages": np.zeros((5, 2, 2, 2, 128), np.float32)}, ValueError, "kv_pages.shape=(5, 2, 2, 2, 128)"),
-    ({"kv_pages": np.zeros((5, 2, 2, 128), np.float64)}, TypeError, "kv_pages.dtype=float64"),
     ({"kv_pages": np.zeros((5, 2, 2, 128), np.int8)}, ValueError, "kv_pages of int8 need scales"),
     ({"kv_pages": np.zeros((5, 2, 2, 128), np.int8), "k_scale": 1.0}, ValueError, "v_scale=None"),
     ({"kv_pages": np.zeros((5, 2, 2, 128), np.uint16)}, TypeError, "kv_dtype=None"),
     ({"kv_pages": np.zeros((5, 2, 2, 128), np.uint16), "kv_dtype": "f32"}, ValueError, "kv_dtype=float32"),
     ({"kv_pages": np.zeros((5, 2, 2, 128), np.uint8), "kv_dtype": "int8"}, ValueError, "kv_dtype=int8"),
-    ({"kv_dtype": "bf16"}, ValueError, "kv_dtype=bfloat16"),
     ({"kv_dtype": "float64"}, TypeError, "kv_dtype='float64'"),
-    ({"kv_lens": np.array([3, 2])}, TypeError, "kv_lens.dtype=int64 must be int32"),
     ({"kv_lens": np.zeros((2, 1), np.int32)}, ValueError, "kv_lens.shape=(2, 1)"),
-    ({"page_table": np.zeros((3, 2), np.int32)}, ValueError, "page_table.shape=(3, 2)"),
-    ({"page_table": np.zeros((2, 2), np.uint32)}, TypeError, "page_table.dtype=uint32"),
-    ({"cu_q_lens": i32(0, 2)}, ValueError, "cu_q_lens.shape=(2,)"),
-    ({"cu_q_lens": i32(0, 2, 3).astype(np.int64)}, TypeError, "cu_q_lens.dtype=int64"),
     ({"num_seqs": np.array(2, np.int32)}, ValueError, "num_seqs.shape=()"),
-    ({"num_seqs": 2}, TypeError, "num_seqs must be an array, not int"),
-    ({"window": 0}, ValueError, "window=0 must be at least 1"),
-    ({"window": True}, TypeError, "window=True"),
-    ({"window": 2.0}, TypeError, "window=2.0"),
-    ({"chunk": -1}, ValueError, "chunk=-1 must be at least 1"),
-    ({"soft_cap": 0.0}, ValueError, "soft_cap=0.0 must be above 0"),
     ({"soft_cap": float("inf")}, ValueError, "soft_cap=inf"),
     ({"scale": float("nan")}, ValueError, "scale=nan"),
-    ({"scale": "1"}, TypeError, "scale='1'"),
-    ({"causal": 1}, TypeError, "causal=1 must be a bool"),
-    ({"q_scale": -1.0}, ValueError, "q_scale=-1.0 must be above 0"),
-    ({"k_scale": 0.0}, ValueError, "k_scale=0.0"),
-    ({"v_scale": True}, TypeError, "v_scale=True"),
-    ({"num_kv_heads": 2}, ValueError, "for 2 KV heads"),
-    ({"num_kv_heads": 0}, ValueError, "num_kv_heads=0"),
-    ({"v_head_dim": 129}, ValueError, "values of 129"),
-    ({"sinks": np.zeros(3, np.float32)}, ValueError, "sinks.shape=(3,)"),
-    ({"sinks": np.zeros(2, np.float64)}, TypeError, "sinks.dtype=float64"),
-    ({"validate": 1}, TypeError, "validate=1 must be a bool"),
-]
-
-INVALID: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"num_seqs": i32(3)}, ValueError, "num_seqs=3 must be in [0, 2]"),
-    ({"num_seqs": i32(-1)}, ValueError, "num_seqs=-1"),
-    ({"cu_q_lens": i32(1, 2, 3)}, ValueError, "cu_q_lens[0]=1 must be 0"),
-    ({"cu_q_lens": i32(0, 2, 1)}, ValueError, "cu_q_lens[2]=1 must be in [2, 4] at sequence 1"),
-    ({"cu_q_lens": i32(0, 2, 5)}, ValueError, "cu_q_lens[2]=5"),
-    ({"kv_lens": i32(3, 5)}, ValueError, "kv_lens[1]=5 must be in [0, 4] at sequence 1"),
-    ({"kv_lens": i32(-1, 2)}, ValueError, "kv_lens[0]=-1"),
-    ({"kv_lens": i32(1, 2)}, ValueError, "kv_lens[0]=1 must be at least q_len=2 at sequence 0"),
-    (
-        {"page_table": np.array([[1, 5], [3, 4]], np.int32)},
-        IndexError,
-        "page_table[0, 1]=5 must be in [0, 5) at sequence 0",
-    ),
-    ({"page_table": np.array([[1, 2], [-1, 4]], np.int32)}, IndexError, "page_table[1, 0]=-1"),
 ]
 
 
@@ -331,18 +278,6 @@ def test_r1_a_wrong_argument_is_refused_by_name(changes: dict[str, Any], kind: t
     if not {"queries", "v_head_dim"} & set(changes):
         with pytest.raises(kind):
             spec.fused_ragged_paged_attention(keys=new, values=new, **_arguments(**changes))
-
-
-@pytest.mark.parametrize(("changes", "kind", "text"), INVALID)
-def test_r1_validate_looks_at_the_contents(changes: dict[str, Any], kind: type[Exception], text: str) -> None:
-    new = np.ones((4, 1, 8), np.float32)
-    given = _arguments(**changes)
-    before = {name: array.tobytes() for name, array in given.items()}
-    with pytest.raises(kind, match=re.escape(text)):
-        spec.ragged_paged_attention(**given, validate=True)
-    with pytest.raises(kind, match=re.escape(text)):
-        spec.fused_ragged_paged_attention(keys=new, values=new, **given, validate=True)
-    assert {name: array.tobytes() for name, array in given.items()} == before
 
 
 def test_r1_a_page_that_does_not_exist_is_never_read_as_another() -> None:
@@ -359,17 +294,7 @@ def test_r1_validate_lets_no_two_tokens_be_written_to_one_slot() -> None:
         spec.fused_ragged_paged_attention(keys=new, values=new, **given, validate=True)
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"keys": np.zeros((4, 1, 7), np.float32)}, "keys.shape=(4, 1, 7)"),
-        ({"keys": np.zeros((3, 1, 8), np.float32)}, "values.shape=(4, 1, 8)"),
-        ({"values": np.zeros((4, 2, 8), np.float32)}, "values.shape=(4, 2, 8)"),
-        ({"num_kv_heads": 2}, "num_kv_heads=2 contradicts"),
-        ({"v_head_dim": 9}, "v_head_dim=9 contradicts"),
-    ],
-)
-def test_r1_new_keys_and_values_must_fit(changes: dict[str, Any], text: str) -> None:
-    given = {"keys": np.zeros((4, 1, 8), np.float32), "values": np.zeros((4, 1, 8), np.float32), **_arguments()}
-    with pytest.raises(ValueError, match=re.escape(text)):
-        spec.fused_ragged_paged_attention(**{**given, **changes})
+def test_r1_new_keys_are_as_wide_as_queries() -> None:
+    new = {"keys": np.zeros((4, 1, 7), np.float32), "values": np.zeros((4, 1, 8), np.float32)}
+    with pytest.raises(ValueError, match=r"keys\.shape=\(4, 1, 7\)"):
+        spec.fused_ragged_paged_attention(**new, **_arguments())

@@ -1,7 +1,5 @@
 """CACHE-2: the layouts' shapes, and the small formulas around them."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -89,25 +87,3 @@ def test_cache_2_what_is_packed_is_unpacked(version: str, num_kv: int, sizes: tu
     keys, values = layout.unpack(packed)
     assert keys.tobytes() == np.stack([key for key, _ in slots]).tobytes()
     assert values.tobytes() == np.stack([value for _, value in slots]).tobytes()
-
-
-@pytest.mark.parametrize(
-    ("call", "arguments", "kind", "text"),
-    [
-        ("align_to_multiple", (1, 0), ValueError, "multiple=0"),
-        ("align_to_multiple", (1.0, 1), TypeError, "value=1.0"),
-        ("previous_power_of_2", (-1,), ValueError, "n=-1"),
-        ("previous_power_of_2", (True,), TypeError, "n=True"),
-        ("get_dtype_packing", ("float64",), TypeError, "dtype='float64'"),
-        ("get_dtype_packing", (None,), TypeError, "dtype=None"),
-        ("get_dtype_packing", (3,), TypeError, "dtype=3"),
-        ("get_num_slices_per_kv_cache_update_page", (0,), ValueError, "page_size_bytes=0"),
-        ("get_page_size_bytes", (0, 1, 1, "f32"), ValueError, "page_size=0"),
-        ("get_page_size_bytes", (1, 0, 1, "f32"), ValueError, "num_kv_heads=0"),
-        ("get_page_size_bytes", (1, 1, 0, "f32"), ValueError, "head_size=0"),
-        ("get_page_size_bytes", (1, 1, 1, "i32"), TypeError, "kv_cache_dtype='i32'"),
-    ],
-)
-def test_r1_wrong_arguments_are_refused_by_name(call: str, arguments: Any, kind: type[Exception], text: str) -> None:
-    with pytest.raises(kind, match=rf"{text}.*\[R1\]"):
-        getattr(spec, call)(*arguments)
