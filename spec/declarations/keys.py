@@ -57,6 +57,9 @@ def digest_of(hash_function: HashFunction, message: bytes) -> bytes:
         raise refusal(TypeError, "R1", f"hash_function={hash_function!r} must be callable")
     digest = hash_function(message)
     if not isinstance(digest, bytes):
-        message = f"hash_function={hash_function!r} returned {type(digest).__name__}, it must return bytes"
-        raise refusal(TypeError, "HASH-1", message)
+        raise refusal(
+            TypeError,
+            "HASH-1",
+            f"hash_function={hash_function!r} returned {type(digest).__name__}, it must return bytes",
+        )
     return digest

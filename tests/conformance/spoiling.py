@@ -151,11 +151,11 @@ class Spoiling(Calling):
     def __init__(self) -> None:
         super().__init__()
         self.hurrying = True
-        self._outcomes: tuple[Outcome, Outcome] | None = None
+        self._outcomes: list[tuple[Outcome, Outcome]] = []
 
     def compared_call(self, expected: Outcome, observed: Outcome, *more: Any) -> Difference | None:
         """See `Machine.compared_call`; two refusals have one label."""
-        self._outcomes = expected, observed
+        self._outcomes.append((expected, observed))
         if expected.error is not None and expected.clause != observed.clause:
             return Difference("R1", str(expected), str(observed))
         return super().compared_call(expected, observed, *more)
@@ -195,16 +195,17 @@ class Spoiling(Calling):
 
     def make_spoilt_alone(self, argument: str, call: Call, changes: Given) -> None:
         """Makes a call with a fault, and notes how each package refuses it."""
-        self.hurrying, self._outcomes = False, None
+        self.hurrying = False
+        self._outcomes.clear()
         try:
             self.compare_states({})
             before = dict(self._before)
             both = self.make_call(call)
         finally:
             self.hurrying = True
-        if not both.refused or self._outcomes is None:
+        if not both.refused or not self._outcomes:
             return
-        for package, side, outcome in zip(("spec", "fast"), (self.spec, self.backend), self._outcomes, strict=True):
+        for package, side, outcome in zip(("spec", "fast"), (self.spec, self.backend), self._outcomes[-1], strict=True):
             given = {name: resolve(value, side) for name, value in call.arguments.items()}
             message = str(outcome.error)
             both_read = before.keys() & self._before.keys()  # some of it is read now and then only

@@ -295,6 +295,6 @@ def test_r1_validate_lets_no_two_tokens_be_written_to_one_slot() -> None:
 
 
 def test_r1_new_keys_are_as_wide_as_queries() -> None:
-    new = {"keys": np.zeros((4, 1, 7), np.float32), "values": np.zeros((4, 1, 8), np.float32)}
+    new: dict[str, Any] = {"keys": np.zeros((4, 1, 7), np.float32), "values": np.zeros((4, 1, 8), np.float32)}
     with pytest.raises(ValueError, match=r"keys\.shape=\(4, 1, 7\)"):
         spec.fused_ragged_paged_attention(**new, **_arguments())
