@@ -1,7 +1,6 @@
 """The attention machines: ragged batches over poisoned pages, held against the specification's dense float64."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -130,8 +129,7 @@ class AttentionFaults(CacheMachine, Calling):
                 "fault", self.every_fault(), lambda count: source.integer(0, count - 1)
             )
             self.checks_numbers = self.backend.names.accepts(row.name, "validate")
-            given = row.spoilt(Nth(place), self, name)[1]
-            yield replace(self.call_of(row.name, None, **given), fault=name)
+            yield self.spoilt(row, Nth(place), name)
 
     def every_fault(self) -> Iterator[tuple[Method, str, int]]:
         """The faults that calls can have; see `Method.every_fault`."""

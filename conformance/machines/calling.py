@@ -14,6 +14,7 @@ from ..backends.raising import Ending
 from ..calls.datum import Call, Ref, renamed, resolve, said_of, written
 from ..calls.deviation import REFUSALS
 from ..calls.method import EVERY, Method, Table, bound, perform
+from ..calls.source import Source
 from .base import Both, Charge, Machine, Nothing, Side
 from .draws import Drawing
 from .properties import Step
@@ -101,7 +102,7 @@ class Calling(Machine):
         """Whether there may be several cache groups."""
         return not self.lacks("groups")
 
-    def target_of(self, table: Table, source: Drawing) -> Ref:
+    def target_of(self, table: Table, source: Source) -> Ref:
         """The object on which a method of an interface is called."""
         raise NotImplementedError
 
@@ -132,13 +133,13 @@ class Calling(Machine):
         for name in row.faults(self):
             yield self.spoilt(row, source, name)
 
-    def spoilt(self, row: Method, source: Drawing, name: str = "") -> Call:
+    def spoilt(self, row: Method, source: Source, name: str = "") -> Call:
         """The same with one argument wrong, which is drawn where it is not named."""
         name, given = row.spoilt(source, self, name)
         call = self.call_of(row.name, self._target(row, source), **given)
         return Call(call.target, call.method, call.arguments, call.number, name)
 
-    def _target(self, row: Method, source: Drawing) -> Ref | None:
+    def _target(self, row: Method, source: Source) -> Ref | None:
         table, _ = self.row_of(row.name)
         return None if row.form == "build" or not table.owner else self.target_of(table, source)
 

@@ -14,6 +14,7 @@ from ..backends.loading import takes_parameter
 from ..calls.datum import Call, Pages, Ref, Saying
 from ..calls.manager import StrangePage
 from ..calls.method import Method, Table
+from ..calls.source import Source
 from .base import Both, Nothing
 from .calling import left_out
 from .draws import NO_INTS, Drawing
@@ -68,7 +69,7 @@ class ManagerFaults(Admission):
         """The object that a side has of an interface."""
         return Ref(self.held_as.get(table.name, table.name))
 
-    def target_of(self, table: Table, source: Drawing) -> Ref:
+    def target_of(self, table: Table, source: Source) -> Ref:
         """See `Calling.target_of`."""
         del source
         return self.ref_of(table)

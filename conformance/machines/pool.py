@@ -16,6 +16,7 @@ from ..calls.method import Table
 from ..calls.pool import POOL
 from ..calls.queue import PAGE, QUEUE
 from ..calls.readings import page_views
+from ..calls.source import Source
 from ..calls.values import EXTRA_KEYS
 from .base import Both, Field, Side
 from .calling import Calling, Calls
@@ -117,7 +118,7 @@ class PoolMachine(Calling):
             *((Field.of("counters of the pool", aside=True),) if counted else ()),
         ]
 
-    def target_of(self, table: Table, source: Drawing) -> Ref:
+    def target_of(self, table: Table, source: Source) -> Ref:
         """See `Calling.target_of`."""
         if table is PAGE:
             return self.ref(source.one_of([*self.owned, 0]))

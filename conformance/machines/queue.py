@@ -9,6 +9,7 @@ from ..calls.datum import Key, Ref
 from ..calls.method import Table
 from ..calls.queue import PAGE, QUEUE
 from ..calls.readings import page_ids
+from ..calls.source import Source
 from .base import Field, Side
 from .calling import Calling, Calls
 from .draws import Drawing
@@ -72,7 +73,7 @@ class Queue(Calling):
         """A page by its id."""
         return Ref("pages", (page_id,))
 
-    def target_of(self, table: Table, source: Drawing) -> Ref:
+    def target_of(self, table: Table, source: Source) -> Ref:
         """See `Calling.target_of`."""
         return Ref("queue") if table is QUEUE else self.ref(source.one_of(list(self.spec.pages)))
 

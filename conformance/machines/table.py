@@ -18,6 +18,7 @@ from ..calls.deviation import attempt
 from ..calls.kinds import numbers_of
 from ..calls.method import Method
 from ..calls.method import Table as Interface
+from ..calls.source import Source
 from ..calls.table import TABLE, TABLES
 from .base import Both, Field, Side
 from .calling import Calling, Calls
@@ -131,7 +132,7 @@ class TableMachine(Calling):
         """How many pages fit into a row of each group beside those it names."""
         return [width - counts[row] for width, counts in zip(self.widths, self.counts, strict=True)]
 
-    def target_of(self, table: Interface, source: Drawing) -> Ref:
+    def target_of(self, table: Interface, source: Source) -> Ref:
         """See `Calling.target_of`: the table, or that of one of its groups."""
         if self.several and table is TABLE:
             return Ref("tables", (source.integer(0, len(self.widths) - 1),))

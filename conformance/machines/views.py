@@ -13,6 +13,7 @@ from ..backends.loading import Backend
 from ..calls.arrays import CACHE, VIEW
 from ..calls.datum import Call, Ref
 from ..calls.method import Method, Table
+from ..calls.source import Source
 from ..calls.spelling import NUMBERS, Spelling
 from ..calls.values import signed
 from .arrays import FINE_BITS, SLIGHT, Array, Near, exact, shape_and_type, worst
@@ -259,7 +260,7 @@ class Views(ViewMachine, Calling):
         table = CACHE if call.target == Ref("cache") else VIEW
         return table, table[call.method]
 
-    def target_of(self, table: Table, source: Drawing) -> Ref:
+    def target_of(self, table: Table, source: Source) -> Ref:
         """See `Calling.target_of`."""
         del source
         return Ref(table.name)

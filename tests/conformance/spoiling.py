@@ -14,6 +14,7 @@ from kvproof.conformance.calls.datum import Call, resolve
 from kvproof.conformance.calls.deviation import Outcome
 from kvproof.conformance.calls.judging import Difference, equal
 from kvproof.conformance.calls.method import Given, Method
+from kvproof.conformance.calls.source import Source
 from kvproof.conformance.calls.spelling import Spelling
 from kvproof.conformance.machines import Machine
 from kvproof.conformance.machines.base import Nothing
@@ -160,9 +161,9 @@ class Spoiling(Calling):
             return Difference("R1", str(expected), str(observed))
         return super().compared_call(expected, observed, *more)
 
-    def spoilt(self, row: Method, source: Drawing, name: str = "") -> Call:
-        """See `Calling.spoilt`; before it, every fault of the method's arguments is made."""
-        for argument in [name] if name else row.faults(self):
+    def spoilt(self, row: Method, source: Source, name: str = "") -> Call:
+        """See `Calling.spoilt`; before it, every fault of the argument is made, or of all if none is named."""
+        for argument in [name] if name and self.most_times > 1 else row.faults(self):
             self.spoil_each(row, argument)
         if len(row.arguments) > 1 and not row.possible(self):
             raise Nothing  # one of these calls was none of a fault

@@ -140,7 +140,7 @@ class SafePool(PoolMachine):
         aside = {"usage", "null page", "change of its count"}
         return [Field(name, clause, read, aside=name in aside) for name, (clause, read) in shown.items()]
 
-    def target_of(self, table: Table, source: Drawing) -> Ref:
+    def target_of(self, table: Table, source: Source) -> Ref:
         """See `Calling.target_of`."""
         del table, source
         return Ref("pool")
