@@ -1,5 +1,6 @@
 """Results as plain values: as a log writes them and as they are compared. Pages by their ids, keys by numbers."""
 
+import json
 import zlib
 from collections.abc import Iterable, Sequence, Set, ValuesView
 from dataclasses import fields
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvproof.spec.declarations import CacheCounters
 
-__all__ = ["KeyNumbers", "is_listed", "new_pages", "page_ids", "plain", "refused_places", "result"]
+__all__ = ["KeyNumbers", "is_listed", "new_pages", "page_ids", "plain", "refused_places", "result", "same_value"]
 
 
 _WHOLE = 64
@@ -174,3 +175,10 @@ def new_pages(batch: Any) -> list[tuple[NDArray[np.int32], list[int] | int, NDAr
 
 
 _NOBODY = np.zeros(0, np.int32)
+
+
+def same_value(expected: Any, observed: Any) -> bool:
+    """Whether two values are the same as JSON has them; the last digits of a real number don't count."""
+    if isinstance(expected, float) and isinstance(observed, int | float):
+        return abs(expected - observed) < 1e-8
+    return json.dumps(expected, sort_keys=True) == json.dumps(observed, sort_keys=True)

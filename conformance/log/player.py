@@ -9,6 +9,7 @@ from ..backends.loading import Backend, takes_parameter
 from ..backends.raising import frames
 from ..calls.datum import Call, resolve
 from ..calls.deviation import Outcome, attempt
+from ..calls.following import taken
 from ..calls.interfaces import REQUEST
 from ..calls.logged import KeyNumbers, result
 from ..calls.method import perform
@@ -17,7 +18,6 @@ from ..calls.values import STRANGER
 from ..machines.sides import Side, hashed_key
 from .as_calls import Converter, Recorded, Requests
 from .entries import Entry, Made, NewRequest, Operation
-from .following import taken
 from .format import SEEDED, LogError, row_of
 from .values import read_state
 
@@ -154,7 +154,7 @@ class Player:
         thing = self.things[operation.target]
         self._side.put({"pages": thing.views, "pool": thing.it})
         if self._follows and thing.pool is not None:
-            thing.pool.free_order.wanted = taken(operation)
+            thing.pool.free_order.wanted = taken(operation.method, operation.result)
         outcome = attempt(partial(self._returned, operation, self._handed_over(made.call, operation), thing))
         freed = operation.arguments.get("request")
         if operation.method == "free" and outcome.error is None and isinstance(freed, dict):

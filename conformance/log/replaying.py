@@ -12,18 +12,19 @@ from ..backends.levels import LEVELS, Level
 from ..backends.loading import Backend, load_backend
 from ..calls.contrast import beside, contrast, shown
 from ..calls.deviation import REFUSALS, clause_of_state
+from ..calls.following import compared, decided, strays
 from ..calls.judging import Difference, difference
+from ..calls.logged import same_value
 from ..calls.method import Method
 from ..calls.readings import SHOWS, numbers_of_free_pages
 from ..console.terminal import visible
 from ..report.document import header
 from ..report.redaction import Redaction
 from .entries import Entry, Made, NewRequest, Operation, Shown
-from .following import compared, decided, strays
 from .format import CALLS, LogError, row_of
 from .player import Answer, Player, RecordedError, Thing
 from .reading import LogReader
-from .values import FIELDS, digest, same_value
+from .values import FIELDS, digest
 
 __all__ = [
     *("LogResult", "Replayed", "Run", "WrongStep", "call_line", "compare_answers"),

@@ -17,11 +17,11 @@ import kvproof.spec
 
 from ..backends.levels import Level
 from ..backends.raising import Interrupted
+from ..calls.following import strays
 from ..calls.judging import Difference
 from ..calls.simplest import thinned
 from ..report.redaction import Redaction
 from .entries import Entry, Grown, Made, NewRequest, Operation, Shown
-from .following import strays
 from .format import LogError, row_of
 from .player import Answer, Player
 from .pruning import pruned

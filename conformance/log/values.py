@@ -30,7 +30,7 @@ from ..report.redaction import Redaction
 
 __all__ = [
     *("FIELDS", "TokenTexts", "as_column", "decoded", "digest", "encode", "encoded", "groups_text", "listed"),
-    *("numbers_of", "outcome_text", "plain_text", "read_state", "same_value", "text_of", "tokens_of"),
+    *("numbers_of", "outcome_text", "plain_text", "read_state", "text_of", "tokens_of"),
 ]
 
 
@@ -359,10 +359,3 @@ def digest(value: Any) -> Any:
     """A field's value as a log has it: itself, or ``{"crc32": c}`` where it is long."""
     text = json.dumps(value, separators=(",", ":"), sort_keys=True)
     return value if len(text) <= _LONGEST else {"crc32": zlib.crc32(text.encode())}
-
-
-def same_value(expected: Any, observed: Any) -> bool:
-    """Whether two values are the same as JSON has them; the last digits of a real number don't count."""
-    if isinstance(expected, float) and isinstance(observed, int | float):
-        return abs(expected - observed) < 1e-8
-    return json.dumps(expected, sort_keys=True) == json.dumps(observed, sort_keys=True)

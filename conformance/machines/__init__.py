@@ -16,6 +16,7 @@ from .pool import Pool, PoolPins
 from .queue import Queue
 from .safe.manager import SafeAmid, SafeGroups, SafeManager
 from .safe.pool import SafePool
+from .safe.soak import SafeSoak
 from .secrets import Secrets
 from .serving import Serving
 from .shards import Shards
@@ -32,7 +33,7 @@ _DEFAULT: tuple[type[Machine], ...] = (
     *SMALLEST,
     *(Queue, Pool, PoolPins, Hash, Manager, Window, Chunk, Latent, State, Hybrid, Batch, Events, Index),
     *(Pins, Shards, Snapshots, Swap, Amid, Soak, Secrets),
-    *(SafePool, SafeManager, SafeGroups, SafeAmid),
+    *(SafePool, SafeManager, SafeGroups, SafeAmid, SafeSoak),
     *(Table, MultiTable, Programs),
     *(Sizing, Cache, Views, Attention, Limits, Latents, Serving, Sharded, Kernels, EngineMachine),
 )

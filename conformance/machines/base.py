@@ -28,7 +28,7 @@ from .properties import Step, clauses_of_step, steps_of
 from .session import EnoughError, Session, TracedStep
 from .sides import Both, Field, Side, same
 
-__all__ = ["SPEC", "Both", "Field", "Machine", "Nothing", "Side", "same"]
+__all__ = ["SPEC", "Both", "Field", "Machine", "Nothing", "Side", "Undecided", "same"]
 
 T = TypeVar("T")
 
@@ -51,8 +51,8 @@ class Nothing(Exception):
     """Ends a step that found nothing possible to do; it is counted as wasted."""
 
 
-class _Undecided(Exception):
-    """Ends an example that deviates by a clause that is not looked at."""
+class Undecided(Exception):
+    """Ends an example behind which nothing can be told, as where it deviates by a clause that is not looked at."""
 
 
 class Machine(RuleBasedStateMachine):
@@ -257,7 +257,7 @@ class Machine(RuleBasedStateMachine):
             act()
         except Nothing:
             wasted = True
-        except _Undecided:
+        except Undecided:
             self._over = True
         except NoAnswer:
             self._doubts = {}
@@ -512,7 +512,7 @@ class Machine(RuleBasedStateMachine):
         """
         self._compared.add(clause)
         if clause not in self.session.clauses:
-            raise _Undecided
+            raise Undecided
         found, self._doubts = self._deviation(clause, expected, observed, error), {}
         self.session.record(found)
         raise found

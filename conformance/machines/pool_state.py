@@ -12,6 +12,7 @@ __all__ = [
     "TAKEN",
     "event_fields",
     "follow",
+    "follower_field",
     "order_clause",
     "pin_fields",
     "pool_fields",
@@ -183,6 +184,11 @@ def event_fields(counters: bool) -> tuple[Field, ...]:
         Field(TAKEN[1], "MAN-12", _followed, aside=True),
         *(counted if counters else ()),
     )
+
+
+def follower_field() -> Field:
+    """A follower of events that may differ: whether it has the cached map of its own side (MAN-12)."""
+    return Field(TAKEN[1], "MAN-12", lambda side: (_events(side), _followed(side)[1])[1], aside=True)
 
 
 def _events(side: Any) -> tuple[int, list[Any]]:

@@ -10,7 +10,7 @@ Every operation takes a few plain numbers and finds out the rest when it is made
 comes next of them. So what is left of a life when most of it is left out still makes sense.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from kvproof.spec.declarations import CacheSalt, ExtraKey, Request
 from ..calls.deviation import Deviation, TracedStep
 from ..calls.kinds import numbers_of
 from ..calls.manager import MANAGER, event
-from .base import Both, Nothing, Side
+from .base import Both, Nothing, Side, same
 from .pool_state import order_clause
 from .properties import operation
 from .session import EnoughError
@@ -134,13 +134,7 @@ class Soak(SoakMoves):
     @operation
     def come_many(self, first: int, count: int, tokens: int, shared: int) -> None:
         """Many requests come, of some tokens of a stem and some of their own, and get slots behind what they hit."""
-        if any(f"m{first + n}" in self.cases for n in range(count)) or count < 1:
-            raise Nothing
-        shared = min(shared, self.world.max_model_len - 1)
-        tokens = min(tokens, self.world.max_model_len - shared)
-        starts = {n: (10_000 + n) * 10_000 for n in range(first, first + count)}
-        requests = [self._bring(f"m{n}", n, [[STEM, shared], [start, tokens]], "") for n, start in starts.items()]
-        tells = f"<{shared} tokens from {STEM} on, {tokens} of its own>"
+        requests, shared, tells = self.bring_many(first, count, tokens, shared)
         line = f"for n in range({first}, {first + count}): manager.allocate_slots({tells}, <behind its hit>)"
 
         def come(side: Side) -> Any:
@@ -159,15 +153,30 @@ class Soak(SoakMoves):
             else:
                 self.granted(request.request_id, request.num_tokens)
 
+    def bring_many(self, first: int, count: int, tokens: int, shared: int) -> tuple[list[Request], int, str]:
+        """Many requests come; see `come_many`.
+
+        Returns:
+            The requests, the number of tokens that they share, and how a report shows one of them.
+        """
+        if any(f"m{first + n}" in self.cases for n in range(count)) or count < 1:
+            raise Nothing
+        shared = min(shared, self.world.max_model_len - 1)
+        tokens = min(tokens, self.world.max_model_len - shared)
+        starts = {n: (10_000 + n) * 10_000 for n in range(first, first + count)}
+        requests = [self._bring(f"m{n}", n, [[STEM, shared], [start, tokens]], "") for n, start in starts.items()]
+        return requests, shared, f"<{shared} tokens from {STEM} on, {tokens} of its own>"
+
     @operation
     def look_up(self, name: str) -> Both:
         """Looks a request up."""
-        return self._found(self.case_of(name).request, name)
+        return self.found(self.case_of(name).request, name)
 
-    def _found(self, request: Request, shown: str, *features: str) -> Both:
+    def found(self, request: Request, name: str, *features: str) -> Both:
+        """Looks a request up; returns what each side goes on from."""
         found = self.made(
             "get_computed_pages",
-            f"manager.get_computed_pages({shown})",
+            f"manager.get_computed_pages({name})",
             lambda side: side.manager.get_computed_pages(request),
             hit_of,
             *features,
@@ -190,7 +199,7 @@ class Soak(SoakMoves):
         case = self.case_of(name)
         tokens = [int(token) for token in case.request.all_token_ids][: length or None]
         shadow = Request("shadow", [*tokens, 7], case.request.extra_keys)
-        self._found(shadow, f"Request('shadow', [*<{len(tokens)} tokens of {name}>, 7])", "mirror")
+        self.found(shadow, f"Request('shadow', [*<{len(tokens)} tokens of {name}>, 7])", "mirror")
 
     @operation
     def admit(self, name: str, new: int, hits: bool, lookahead: int, delay: bool) -> None:
@@ -202,7 +211,7 @@ class Soak(SoakMoves):
         start = found.spec[1] if found is not None else 0
         case.request.num_computed_tokens = 0
         left = case.request.num_tokens - start
-        self._allocate(name, start, min(new or left, left), found, lookahead, delay)
+        self.allocate(name, start, min(new or left, left), found, lookahead, delay)
 
     @operation
     def together(self, names: list[str], new: int, delay: bool) -> None:
@@ -221,7 +230,7 @@ class Soak(SoakMoves):
             request, start = self.cases[name].request, found[name].spec[1]
             request.num_computed_tokens = 0
             left = request.num_tokens - start
-            self._allocate(name, start, min(new or left, left), found[name], 0, delay, *(["together"] if place else []))
+            self.allocate(name, start, min(new or left, left), found[name], 0, delay, *(["together"] if place else []))
 
     @operation
     def go_on(self, name: str, new: int, lookahead: int, delay: bool) -> None:
@@ -239,12 +248,15 @@ class Soak(SoakMoves):
             raise Nothing
         features = ["rewind"] if computed < case.given else []
         case.request.num_computed_tokens = computed
-        self._allocate(name, computed, count, None, lookahead, delay, *features)
+        self.allocate(name, computed, count, None, lookahead, delay, *features)
 
-    def _allocate(
+    def allocate(
         self, name: str, start: int, new: int, found: Both | None, lookahead: int, delay: bool, *features: str
     ) -> None:
+        """Asks for slots for a request, behind what was found of it, if anything was looked for."""
         case = self.cases[name]
+        if case.live:
+            self.goes_on(name, start)
         options: dict[str, Any] = {"num_lookahead_tokens": lookahead} if lookahead else {}
         options |= {"delay_cache_pages": True} if delay else {}
         shown = "".join(f", {option}={value!r}" for option, value in options.items())
@@ -259,6 +271,14 @@ class Soak(SoakMoves):
         line = f"manager.allocate_slots({name}, {new}{hits}{shown}){at}"
         if self.made("allocate_slots", line, act, page_ids_of, *words, *features).spec is not None:
             self.granted(name, start + new)
+
+    def goes_on(self, name: str, computed: int) -> None:
+        """A live request is about to ask for more slots: nothing is done for it where the order of eviction is given.
+
+        Args:
+            name: the request.
+            computed: its computed tokens.
+        """
 
     def _grow(self, name: str, count: int) -> str:
         """Appends tokens to a request; returns how a report shows it."""
@@ -297,6 +317,8 @@ class Soak(SoakMoves):
             f"# {len(grown)} of the requests grow by {new} tokens of their own each, or by as many as there is room for"
         )
         self.calls += grown if len(grown) <= 3 else [many]
+        for name, computed, _ in going:
+            self.goes_on(name, computed)
         if not going or not self.offers("manager", "allocate_slots_batch"):
             raise Nothing
         names, computeds, news = (list(values) for values in zip(*going, strict=True))
@@ -398,12 +420,17 @@ class Soak(SoakMoves):
         self.session.note_drawn([f"{MANAGER.name}.{row.name}"])
         self.call(
             f"{of}.page_pool.evict_pages(range({first}, {first + len(pages)}))",
-            lambda side: side.shards[number].pool.evict_pages(pages),
+            lambda side: side.shards[number].pool.evict_pages(self.to_evict(side, number, pages)),
             row.clause,
             lambda *_: None,
             row.charges_by_field,
         )
         self.met.note(["evict", *(["shards"] if self.shards else [])], len(self._trace))
+
+    def to_evict(self, side: Side, shard: int, pages: list[int]) -> list[int]:
+        """The pages of a shard whose hashes are to be dropped on a side."""
+        del side, shard
+        return pages
 
     @operation
     def reset(self) -> None:
@@ -416,9 +443,11 @@ class Soak(SoakMoves):
     def drain(self) -> None:
         """Takes every free page, some one by one, and gives them back: in the order in which they were to be taken."""
         for number, free in enumerate(self.num_free(self.spec)):
-            self._drain(number, free, min(free, _ALONE))
+            self.drain_shard(number, free, min(free, _ALONE))
 
-    def _drain(self, number: int, free: int, alone: int) -> None:
+    def drain_shard(self, number: int, free: int, alone: int) -> None:
+        """Takes the free pages of a shard, some alone, and gives them back."""
+
         def act(side: Side) -> list[int]:
             pool = side.shards[number].pool
             taken = [page for _ in range(alone) for page in pool.get_new_pages(1)]
@@ -428,7 +457,11 @@ class Soak(SoakMoves):
 
         line = f"pool.free_pages(<{alone} pages taken one by one> + pool.get_new_pages({free - alone}))"
         of = f"  # of shard {number}" if self.shards else ""
-        self.call(f"{line}{of}", act, order_clause(self.options))
+        self.call(f"{line}{of}", act, *self.drained())
+
+    def drained(self) -> tuple[str, Callable[[list[int], Side], object]]:
+        """The clause by which all free pages are compared, and what is compared of their order: all of it."""
+        return order_clause(self.options), same
 
     @operation
     def pin(self, name: str, tokens: int | None) -> None:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
@@ -24,7 +24,7 @@ from .shards import of_every_shard
 from .soak_lives import MOST_CALLS, STEPS, WORK
 from .worlds import World
 
-__all__ = ["Served", "SoakBase", "hit_of", "page_ids_of"]
+__all__ = ["Served", "SoakBase", "hit_of", "page_ids_of", "shard_of_pages"]
 
 _CLOSELY = 4
 """The first calls of a life that are each followed by a look at the whole state."""
@@ -71,10 +71,10 @@ def page_ids_of(pages: Any, side: Side) -> object:
     if pages is None:
         return None
     ids = [list(map(int, group)) for group in pages.get_page_ids()]
-    return ids if len(side.shards) == 1 else (_shard_of(pages, side), ids)
+    return ids if len(side.shards) == 1 else (shard_of_pages(pages, side), ids)
 
 
-def _shard_of(pages: Any, side: Side) -> int | None:
+def shard_of_pages(pages: Any, side: Side) -> int | None:
     """The number of the shard that pages belong to; None if all are null pages."""
     page = next((page for group in pages.pages for page in group if page.page_id), None)
     if page is None:
@@ -85,12 +85,6 @@ def _shard_of(pages: Any, side: Side) -> int | None:
 def hit_of(found: Any, side: Side) -> object:
     """What a look-up found, by ids, and how many tokens."""
     return page_ids_of(found[0], side), int(found[1])
-
-
-def _parts_of(manager: Any) -> dict[str, Any]:
-    """A manager, or that of a shard, with its pool and its pages."""
-    pool = manager.page_pool
-    return {"manager": manager, "pool": pool, "pages": page_views(pool)}
 
 
 def _blame(clause: str, expected: Any, observed: Any) -> str:
@@ -122,6 +116,8 @@ class SoakBase(Machine):
         | {"MAN-12", "MAN-13", "MAN-14", "PIN-1", "PIN-2", "RET-2", "SWAP-1", "SWAP-2", "TAB-1", "TAB-4", "POOL-12"}
     )
     capability = "groups"
+    compared_by: ClassVar[tuple[str, ...]] = ("queue", "keys")
+    """The capabilities by which states are compared."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,8 +136,8 @@ class SoakBase(Machine):
 
     @classmethod
     def missing(cls, backend: Backend) -> list[str]:
-        """See `Machine.missing`: everything is compared by what the pool shows of its queue."""
-        return super().missing(backend) or [f"capability {lack}" for lack in ("queue", "keys") if lack in backend.lacks]
+        """See `Machine.missing`: without what shows the state there is nothing to compare."""
+        return super().missing(backend) or [f"capability {lack}" for lack in cls.compared_by if lack in backend.lacks]
 
     @property
     def table(self) -> Table:
@@ -171,6 +167,8 @@ class SoakBase(Machine):
         if self.lacks("pins"):
             wanted = {name: value for name, value in wanted.items() if "pinned" not in name}
         made = "ShardedCacheManager" if self.shards else "CacheManager"
+        if not self.backend.names.accepts(made, "use_eagle"):
+            world = replace(world, use_eagle=False)
         self.options = pool_options((self.spec.names, self.backend.names), made, wanted)
         self.world, self.rows = world, rows
         shown = "".join(f", {name}={value!r}" for name, value in self.options.items())
@@ -179,37 +177,58 @@ class SoakBase(Machine):
         first = f"{self.shards}, " if self.shards else ""
         line = f"{made}({first}{world.num_pages}, [{groups}], max_model_len={world.max_model_len}{eagle}{shown})"
         self.build(f"manager = {line}", "MAN-2", self._parts)
+        self.watch(*self.state_fields())
+
+    def state_fields(self) -> list[Field]:
+        """What the observable state shows."""
         of_pools = pool_fields(True, weak=False, order=order_clause(self.options))
-        fields = [
+        return [
             *(self._fields_of_shards() if self.shards else ()),
-            Field("pages of requests", "MAN-2", self._pages),
+            Field("pages of requests", "MAN-2", self.pages_of_requests),
             *(map(of_every_shard, of_pools) if self.shards else of_pools),
-            Field(
-                "table rows", "TAB-1", lambda side: [numbers_of(t.get_cpu_tensor()) for t in side.tables.page_tables]
-            ),
+            self.table_rows(),
             *(event_fields(not self.lacks("counters")) if "enable_events" in self.options else ()),
             *(pin_fields() if "max_pinned_pages" in self.options else ()),
             *whole_fields(self),
         ]
-        self.watch(*fields)
+
+    def table_rows(self) -> Field:
+        """The rows of the tables."""
+        return Field(
+            "table rows", "TAB-1", lambda side: [numbers_of(t.get_cpu_tensor()) for t in side.tables.page_tables]
+        )
+
+    def options_of(self, side: Side) -> Mapping[str, Any]:
+        """The options with which a side's manager is made."""
+        del side
+        return self.options
 
     def _parts(self, side: Side) -> dict[str, Any]:
         world, names = self.world, side.names
         groups = [group.declared(n, names, self.spec.names) for n, group in enumerate(world.groups)]
         flags = (True, True) if world.use_eagle else (True,)
         made, first = ("ShardedCacheManager", (self.shards,)) if self.shards else ("CacheManager", ())
-        manager = names.get(made)(*first, world.num_pages, groups, world.max_model_len, *flags, **self.options)
-        sizes = [group.page_size for group in world.groups]
-        tables = names.get("MultiGroupPageTable")(self.rows, world.max_model_len, 8, sizes)
-        return self._of(side, manager) | {"tables": tables}
+        options = self.options_of(side)
+        manager = names.get(made)(*first, world.num_pages, groups, world.max_model_len, *flags, **options)
+        return self._of(side, manager) | self.new_tables(names)
+
+    def new_tables(self, names: Backend) -> dict[str, Any]:
+        """The tables of a side, with a row for each request that may be live."""
+        sizes = [group.page_size for group in self.world.groups]
+        return {"tables": names.get("MultiGroupPageTable")(self.rows, self.world.max_model_len, 8, sizes)}
+
+    def parts_of(self, manager: Any) -> dict[str, Any]:
+        """A manager, or that of a shard, with its pool and its pages."""
+        pool = manager.page_pool
+        return {"manager": manager, "pool": pool, "pages": page_views(pool)}
 
     def _of(self, side: Side, manager: Any) -> dict[str, Any]:
         if self.shards:
             shards = [Side(side.names) for _ in range(self.shards)]
             for shard, own in zip(shards, manager.shards, strict=True):
-                shard.put(_parts_of(own))
+                shard.put(self.parts_of(own))
             return {"manager": manager, "shards": shards, "pool": shards[0].pool}
-        return _parts_of(manager) | {"shards": [side]} | (follow(side) if "enable_events" in self.options else {})
+        return self.parts_of(manager) | {"shards": [side]} | (follow(side) if "enable_events" in self.options else {})
 
     def _fields_of_shards(self) -> tuple[Field, ...]:
         return (
@@ -217,7 +236,8 @@ class SoakBase(Machine):
             Field("check() of the manager", "POOL-12", lambda side: side.manager.check(), inner=True),
         )
 
-    def _pages(self, side: Any) -> dict[str, list[list[int]]]:
+    def pages_of_requests(self, side: Any) -> dict[str, list[list[int]]]:
+        """The pages of every request that did not go for good."""
         return {name: [list(map(int, group)) for group in side.manager.get_page_ids(name)] for name in self.cases}
 
     # -- What is known --------------------------------------------------------------------------------------
@@ -322,8 +342,12 @@ class SoakBase(Machine):
             self._looked, self._unseen, self._unlooked = place, 0, 0
         else:
             self._unlooked += 1
-            free = self.num_free(self.spec)
-            self.check("POOL-2", "number of free pages", free, lambda: self.num_free(self.backend))
+            self.count_free()
+
+    def count_free(self) -> None:
+        """Compares how many pages are free."""
+        free = self.num_free(self.spec)
+        self.check("POOL-2", "number of free pages", free, lambda: self.num_free(self.backend))
 
     def made(
         self, method: str, line: str, act: Callable[[Any], Any], normal: Callable[[Any, Side], object], *features: str

@@ -1,5 +1,6 @@
 """What moves in the soak: requests to host memory and back, pages that come from elsewhere, whole managers."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ from kvproof.spec.declarations import MambaSpec, Request
 
 from ..calls.arrays import ATTENTION
 from ..calls.manager import MANAGER
-from .base import Nothing, Side
+from .base import Both, Nothing, Side
 from .properties import operation
 from .soak_base import SoakBase
 
@@ -108,7 +109,7 @@ class SoakMoves(SoakBase):
             return None if found is None else found.to_bytes()
 
         self.session.note_drawn([f"{ATTENTION.name}.export_prefix"])
-        found = self.call(f"export_prefix(manager, {name}, caches, 'model')", act, "SWAP-2", self._of_file)
+        found = self.exported(f"export_prefix(manager, {name}, caches, 'model')", request, act)
         if found.refused:
             return
         self.known[name] = request
@@ -117,6 +118,11 @@ class SoakMoves(SoakBase):
                 side.put({"exported": [*vars(side).get("exported", []), self.result_on(side, found)][-_KEPT:]})
             self.carried = [*self.carried, Request("carried", request.all_token_ids, request.extra_keys)][-_KEPT:]
             self.met.note(["export"], len(self._trace))
+
+    def exported(self, line: str, request: Request, act: Callable[[Side], Any]) -> Both:
+        """Makes the call that exports a request's prefix, and compares the files."""
+        del request
+        return self.call(line, act, "SWAP-2", self.of_file)
 
     @operation
     def import_prefix(self, place: int, dropped: int) -> None:
@@ -132,21 +138,32 @@ class SoakMoves(SoakBase):
         if dropped and self.offers("pool", "evict_pages"):
             self._drop_last(request, dropped)
 
-        def act(side: Side) -> bool:
+        def act(side: Side, manager: Any = None) -> bool:
             exported = side.names.get("ExportedPrefix").from_bytes(side.exported[place])
-            after = side.names.get("import_prefix")(side.manager, request, self._caches(side), "model", exported)
+            into = manager or side.manager
+            after = side.names.get("import_prefix")(into, request, self._caches(side), "model", exported)
             side.put({} if after is None else {"caches": after})
             return after is not None
 
         self.session.note_drawn([f"{ATTENTION.name}.import_prefix"])
         line = f"import_prefix(manager, <a request like it>, caches, 'model', exported[{place}])"
-        imported = self.call(line, act, "SWAP-2", charge=MANAGER["receive_pages"].charges_by_field)
+        imported = self.imported(line, request, act)
         if imported.spec:
             self.met.note(["import"], len(self._trace))
 
+    def imported(self, line: str, request: Request, act: Callable[..., bool]) -> Both:
+        """Makes the call that imports a prefix.
+
+        Args:
+            line: it as a report shows it.
+            request: a request with the prefix.
+            act: makes it on a side; by another manager than the side's, where one is given.
+        """
+        del request
+        return self.call(line, act, "SWAP-2", charge=MANAGER["receive_pages"].charges_by_field)
+
     def _drop_last(self, request: Request, count: int) -> None:
         """Drops the hashes of the last pages that a request would hit."""
-        row = MANAGER["get_computed_pages"]
         line, evicts = "found, _ = manager.get_computed_pages(<a request like it>)", MANAGER["evict_pages"]
 
         def look_up(side: Side) -> Any:
@@ -154,7 +171,7 @@ class SoakMoves(SoakBase):
             side.manager.free_page_hashes(request)  # it never comes: nobody may remember it
             return found
 
-        found = self.call(f"{line}; manager.free_page_hashes(<it>)", look_up, row.clause, row.result.plain)
+        found = self.looked_up(f"{line}; manager.free_page_hashes(<it>)", look_up)
         if found.refused or found.spec is None:
             return
         pages = [int(page.page_id) for page in found.spec[0].pages[0] if page.page_id][-count:]
@@ -166,6 +183,11 @@ class SoakMoves(SoakBase):
             evicts.charges_by_field,
         )
 
+    def looked_up(self, line: str, act: Callable[[Side], Any]) -> Both:
+        """Makes a look-up that is no request's of the life; returns what each side goes on from."""
+        row = MANAGER["get_computed_pages"]
+        return self.call(line, act, row.clause, row.result.plain)
+
     def _caches(self, side: Side) -> list[Any]:
         """The pages of each group; they are made when they are needed first."""
         if "caches" not in vars(side):
@@ -175,7 +197,7 @@ class SoakMoves(SoakBase):
         caches: list[Any] = side.caches
         return caches
 
-    def _of_file(self, file: Any, side: Side) -> object:
+    def of_file(self, file: Any, side: Side) -> object:
         """What stands in the file of an exported prefix."""
         if file is None:
             return None

@@ -16,7 +16,7 @@ from .verdicts import Report
 
 __all__ = ["Argument", "Covered", "coverage_json", "coverage_lines", "coverage_of", "pair_lines", "pairs_of"]
 
-_PAIRS = {"soak": PAIRS, "attention": BOUND, "latents": BOUND_OF_LATENTS}
+_PAIRS = {"soak": PAIRS, "safe-soak": PAIRS, "attention": BOUND, "latents": BOUND_OF_LATENTS}
 """The machines that count pairs: features that met in a scene, options that both changed a result."""
 
 _SHOWN = {

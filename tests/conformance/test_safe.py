@@ -96,7 +96,7 @@ def test_how_much_of_windows_and_states_is_kept_is_nobodys_fault(manager: type) 
 
 def test_level_safe_has_machines_of_its_own_and_those_without_a_policy() -> None:
     chosen = {machine.name for machine in machines_for(CLAUSES, level="safe")}
-    assert set(SAFE) == {"safe-pool", "safe-manager", "safe-groups", "safe-amid"}
+    assert set(SAFE) == {"safe-pool", "safe-manager", "safe-groups", "safe-amid", "safe-soak"}
     assert set(SAFE) | {"table", "hash"} <= chosen
     assert not {"pool", "manager"} & chosen
 

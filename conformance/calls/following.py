@@ -1,20 +1,21 @@
-"""Level safe for a log: the specification takes the pages that the engine took, and the rest must agree.
+"""Level safe where the specification follows: it takes the pages that an engine took, and the rest must agree.
 
 So pages have the same ids on both sides, and every result and every state can be compared. What an engine may do
 otherwise is which free pages it takes, and how much of what is cached it still has: a look-up may find less. That what
 it finds is right shows when it is handed over, as the specification refuses pages that do not hold the prefix (MAN-2).
+
+Logs are replayed so, and the soak lives so. Results are compared as `logged.result` has them.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from ..calls.deviation import Outcome, attempt
-from ..calls.judging import Difference, difference
-from ..calls.method import Method
-from .entries import Operation
-from .values import same_value
+from .deviation import Outcome, attempt
+from .judging import Difference, difference
+from .logged import same_value
+from .method import Method
 
-__all__ = ["compared", "decided", "strays", "taken"]
+__all__ = ["compared", "decided", "depends_on_eviction", "follows", "strays", "taken"]
 
 _TAKING = frozenset({"get_new_pages", "allocate_slots", "allocate_slots_batch"})
 """Methods that return pages that they took."""
@@ -23,9 +24,28 @@ _BY_EVICTION = frozenset({"get_junction", "set_prefix_priority"})
 """Methods whose result depends on what was evicted, and on whose result nothing else that is compared depends."""
 
 
-def taken(operation: Operation) -> list[int]:
-    """The pages that a recorded call took, in the order in which the specification takes them."""
-    found: list[int] = attempt(lambda: _taken(operation.method, operation.result)).value or []
+_FOUND = frozenset({"hit", "pin", "plan"})
+"""How results are logged that say what was found of a prefix."""
+
+
+def follows(row: Method) -> bool:
+    """Whether the result of a call says which pages the engine took, or what it found of a prefix."""
+    return row.name in _TAKING or row.result.log in _FOUND
+
+
+def depends_on_eviction(row: Method) -> bool:
+    """Whether no result of a call is wrong at level safe, as it depends on what was evicted and on nothing else."""
+    return row.result.log in ("events", "counters") or row.name in _BY_EVICTION
+
+
+def taken(method: str, result: Any) -> list[int]:
+    """The pages that a call took, in the order in which the specification takes them.
+
+    Args:
+        method: the call's method.
+        result: what it returned; anything where it is an engine's that returns something else.
+    """
+    found: list[int] = attempt(lambda: _taken(method, result)).value or []
     return [page for page in found if type(page) is int and page]
 
 
@@ -72,7 +92,7 @@ def compared(row: Method, expected: Outcome, observed: Outcome, pool: Any) -> Di
 
 
 def _may_differ(row: Method, right: Any, seen: Any, pool: Any) -> bool:
-    if row.result.log in ("events", "counters") or row.name in _BY_EVICTION:
+    if depends_on_eviction(row):
         return True
     if row.result.log == "hit":
         return 0 <= seen[1] <= right[1] and len(seen[0]) == len(right[0]) and _alike(seen[0], right[0], pool)
