@@ -11,7 +11,7 @@ from hypothesis.internal.conjecture.data import ConjectureData
 from hypothesis.strategies import SearchStrategy
 
 from kvproof.conformance.calls.datum import Call, resolve
-from kvproof.conformance.calls.deviation import Outcome
+from kvproof.conformance.calls.deviation import Outcome, SpecificationError
 from kvproof.conformance.calls.judging import Difference, equal
 from kvproof.conformance.calls.method import Given, Method
 from kvproof.conformance.calls.source import Source
@@ -202,6 +202,9 @@ class Spoiling(Calling):
             self.compare_states({})
             before = dict(self._before)
             both = self.make_call(call)
+        except SpecificationError as error:  # where Hypothesis repeats what failed, these calls are not made again
+            self.found.append(Spoilt(argument, repr(call), "spec", str(error), "no refusal of the specification"))
+            raise Nothing from None
         finally:
             self.hurrying = True
         if not both.refused or not self._outcomes:
