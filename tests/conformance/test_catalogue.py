@@ -61,6 +61,7 @@ SOONEST = {
     "hit_beyond_full_attention": 3,
     "rows_not_waited_for": 3,
     "smaller_count_raises": 3,
+    "imported_in_order": 4,
     "joined_across_extra_keys": 4,
     "restore_mends_lists": 5,
     "the_last_slot_is_not_copied": 5,
