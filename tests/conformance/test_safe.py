@@ -22,7 +22,7 @@ from kvproof.conformance.log.recording_calls import record_calls
 from kvproof.conformance.machines import MACHINES
 from kvproof.conformance.machines.session import Session
 from kvproof.conformance.search.runner import MachineReport, machines_for, run_machine
-from kvproof.spec import CLAUSES, CacheGroupSpec, FullAttentionSpec, Request
+from kvproof.spec import CLAUSES, CacheGroupSpec, FullAttentionSpec, MLAAttentionSpec, Request
 from kvproof.spec.groups import coordinator
 from kvproof.spec.pool.hashing import page_extra_keys
 
@@ -71,14 +71,14 @@ class Denser(kvproof.fast.CacheManager):
 
 
 class Sparser(kvproof.fast.CacheManager):
-    """Forgets the pages of windows, chunks and states when a request ends."""
+    """Forgets the pages of windows, chunks and states when a request ends, as HIT-1 lets it."""
 
     def free(self, request: Any, num_written: int | None = None) -> list[str]:
         lists = self.get_page_ids(request.request_id)
         losers = super().free(request, num_written)
         if any(map(any, self.get_page_ids(request.request_id))):
             return losers  # another request with the id of a live one
-        kept = [isinstance(group.kv_cache_spec, FullAttentionSpec) for group in self.kv_cache_groups]
+        kept = [isinstance(group.kv_cache_spec, FullAttentionSpec | MLAAttentionSpec) for group in self.kv_cache_groups]
         self.evict_pages(
             {page for keeps, pages in zip(kept, lists, strict=True) for page in pages if page and not keeps}
         )
