@@ -228,10 +228,10 @@ def _write(
         from .tpu import update as tpu
 
         reason = barred or tpu.unsupported(pages, mapping[0])
-        # Of 8 bits XLA rewrites the whole cache; else its scatter is no worse than what it stands in for.
+        # Of 8 bits XLA writes token after token; else its scatter is no worse than what it stands in for.
         if taken("kv_update", reason, warn=warn and pages.dtype.itemsize == 1):
             return (tpu.update if len(mapping) == 1 else tpu.update_slices)(pages, rows, *mapping)
-        if axis == -1:
+        if axis == -1 or pages.dtype.itemsize == 1:
             return xla.update(pages, rows, *mapping, slot_axis=axis, by_page=True)
         return tpu.scatter(pages, rows, *mapping) if len(mapping) == 1 else xla.update(pages, rows, *mapping)
     if platform == "cuda":

@@ -59,7 +59,7 @@ def scatter(
     rows: jax.Array,  # [T, *row]
     slots: jax.Array,  # i32[T]
 ) -> jax.Array:
-    """What `update` does, of any slots, by XLA for TPUs: row after row. O(T), but O(P) if the numbers have 8 bits.
+    """What `update` does, of any slots of more than 8 bits, by XLA for TPUs: row after row. O(T).
 
     Args:
         kv_pages: `[P, page, *row]`.

@@ -34,15 +34,16 @@ def update(
         distinct: whether XLA may take it that no slot is written twice; where one is, what it holds may be of several
             rows. On GPUs XLA then moves words, and else each number of 8 or 16 bits by a loop of atomic exchanges.
         slot_axis: which axis of the pages runs over slots: 1, or -1 for the last.
-        by_page: whether slots that are columns are written by taking their page and putting it back, a token after the
-            other: XLA on TPU then leaves the cache where it lies, and else turns all of it there and back.
+        by_page: whether a slot is written by taking its page and putting it back, a token after the other. XLA on TPU
+            then leaves the cache where it lies; else it turns one whose slots are columns, or rows of 8 bits that fill
+            no tiles, there and back, all of it.
 
     Returns:
         The pages.
     """
-    write: Callable[..., jax.Array] = (
-        _write_columns if by_page else partial(_scatter, distinct=distinct, slot_axis=slot_axis)
-    )
+    if by_page:
+        return _write_by_page(pages, rows, slot_mapping, num_slices, slot_axis)
+    write = partial(_scatter, distinct=distinct, slot_axis=slot_axis)
     if num_slices is None:
         return write(pages, rows, slot_mapping)
     return _write_slices(pages, rows, slot_mapping, num_slices, pages.shape[slot_axis], write)
@@ -64,27 +65,55 @@ def _scatter(
     return as_before(written, pages)
 
 
-def _write_columns(
-    pages: jax.Array,  # [P, *row, page]
+def _write_by_page(
+    pages: jax.Array,  # [P, page, *row] or [P, *row, page]
     rows: jax.Array,  # [T, *row]
-    slots: jax.Array,  # i32[T]
+    mapping: jax.Array,  # i32[T] or i32[3, n]
+    num_slices: jax.Array | None,  # i32[1]
+    slot_axis: int,
 ) -> jax.Array:
-    """A page for each token: O(T pages)."""
-    num_pages, page_size = pages.shape[0], pages.shape[-1]
+    """A page for each slot, or for each slice, which lies in one. O(T pages), or O(n pages)."""
+    num_pages, page_size = pages.shape[0], pages.shape[slot_axis]
     lane = jnp.arange(page_size, dtype=jnp.int32)
+    others = [axis for axis in range(pages.ndim) if axis != slot_axis % pages.ndim]
+    if num_slices is None:
+        starts, lengths = mapping, jnp.ones_like(mapping)
+    else:
+        starts, lengths = mapping[0], _lengths(mapping, num_slices, page_size, rows.shape[0])
 
-    def step(token: jax.Array, pages: jax.Array) -> jax.Array:
-        number = slots[token] // page_size
+    def new(run: jax.Array, offset: jax.Array) -> jax.Array:
+        """What a run writes, each row in its place in the page; one row is the same in all places."""
+        if num_slices is None:
+            return jnp.expand_dims(jax.lax.dynamic_index_in_dim(rows, run, 0), slot_axis)
+        found = rows[jnp.clip(mapping[1][run] + lane - offset, 0, rows.shape[0] - 1)]
+        return jnp.moveaxis(found[None], 1, slot_axis)
+
+    def step(run: jax.Array, pages: jax.Array) -> jax.Array:
+        number, offset = starts[run] // page_size, starts[run] % page_size
         exists = (number >= 0) & (number < num_pages)
-        here = exists & (lane == slots[token] % page_size)
+        here = exists & (lane >= offset) & (lane < offset + lengths[run])
         number = jnp.where(exists, number, 0)
         page = jax.lax.dynamic_index_in_dim(pages, number, 0)
-        row = jax.lax.dynamic_index_in_dim(rows, token, 0)
-        after: jax.Array = jax.lax.dynamic_update_index_in_dim(pages, jnp.where(here, row[..., None], page), number, 0)
+        written = jnp.where(jnp.expand_dims(here, others), new(run, offset), page)
+        after: jax.Array = jax.lax.dynamic_update_index_in_dim(pages, written, number, 0)
         return after
 
-    written: jax.Array = jax.lax.fori_loop(0, slots.shape[0], step, pages)
-    return written
+    done: jax.Array = jax.lax.fori_loop(0, starts.shape[0], step, pages)
+    return done
+
+
+def _lengths(
+    slices: jax.Array,  # i32[3, n]
+    num_slices: jax.Array,  # i32[1]
+    page_size: int,
+    tokens: int,
+) -> jax.Array:
+    """The length of each slice, `i32[n]`; 0 of those that write nothing."""
+    cache_start, new_start, length = slices
+    whole = jnp.arange(slices.shape[1], dtype=jnp.int32) < num_slices[0]
+    whole &= (cache_start >= 0) & (length <= page_size - cache_start % page_size)
+    whole &= (length > 0) & (length <= tokens) & (new_start >= 0) & (new_start <= tokens - length)
+    return jnp.where(whole, length, 0)
 
 
 class _Written(NamedTuple):
@@ -102,11 +131,8 @@ def _write_slices(
 ) -> jax.Array:
     """T tokens of the slices a round: one round, unless rows are written to several places."""
     tokens = rows.shape[0]
-    cache_start, new_start, length = slices
-    whole = jnp.arange(slices.shape[1], dtype=jnp.int32) < num_slices[0]
-    whole &= (cache_start >= 0) & (length <= page_size - cache_start % page_size)
-    whole &= (length > 0) & (length <= tokens) & (new_start >= 0) & (new_start <= tokens - length)
-    length = jnp.where(whole, length, 0)
+    cache_start, new_start, _ = slices
+    length = _lengths(slices, num_slices, page_size, tokens)
     ends = jnp.cumsum(length)
 
     def step(state: _Written) -> _Written:

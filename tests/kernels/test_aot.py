@@ -36,9 +36,9 @@ MOVES: dict[str, Callable[..., Any]] = {
     "pages from the host": lambda pages, ids, _: write_states(
         pages, ids, jnp.zeros((8, *pages.shape[1:]), pages.dtype)
     ),
-    "tokens by slots": lambda pages, ids, more: kv_cache_update(pages, *_tokens(8), ids, **more),
+    "tokens by slots": lambda pages, ids, more: kv_cache_update(pages, *_tokens(8, pages), ids, **more),
     "tokens by slices": lambda pages, ids, more: kv_cache_update(
-        pages, *_tokens(8), jnp.stack([ids] * 3), num_slices=ids[:1], **more
+        pages, *_tokens(8, pages), jnp.stack([ids] * 3), num_slices=ids[:1], **more
     ),
     "a batch": lambda pages, ids, more: ragged_paged_attention(
         jnp.zeros((8, 16, 128), jnp.bfloat16),
@@ -50,24 +50,39 @@ MOVES: dict[str, Callable[..., Any]] = {
         **more,
     ),
 }
-"""Calls that XLA serves, over pages of 8 KV heads."""
+"""Calls that XLA serves, over pages of 8 KV heads, or of 5 where they have 8 bits."""
 
 READS = ("pages to the host", "a batch")
 
+SERVED: dict[str, tuple[tuple[int, ...], Any, dict[str, Any]]] = {
+    "seq_on_lane": ((2000, 16, 128, 128), jnp.bfloat16, {"version": "seq_on_lane"}),
+    "v3": ((2000, 128, 8, 2, 128), jnp.bfloat16, {}),
+    "v2": ((2000, 128, 10, 128), jnp.int8, {"version": "v2", "k_scale": 0.5, "v_scale": 0.5}),
+}
+"""By the version of the layout: the shape and the dtype of the pages, and options of the calls."""
 
-def _tokens(count: int) -> tuple[jax.Array, jax.Array]:
-    return jnp.zeros((count, 8, 128), jnp.bfloat16), jnp.ones((count, 8, 128), jnp.bfloat16)
+
+def _tokens(count: int, pages: Any) -> tuple[jax.Array, jax.Array]:
+    heads = 5 if pages.dtype == jnp.int8 else 8
+    return jnp.zeros((count, heads, 128), jnp.bfloat16), jnp.ones((count, heads, 128), jnp.bfloat16)
 
 
 @pytest.mark.filterwarnings("ignore::kvproof.kernels.KernelsUnavailable")
 @pytest.mark.parametrize(
-    ("version", "move"), [*(("seq_on_lane", move) for move in MOVES), *(("v3", move) for move in list(MOVES)[:3])]
+    ("version", "move"),
+    [
+        *(("seq_on_lane", move) for move in MOVES),
+        *(("v3", move) for move in list(MOVES)[:3]),
+        *(("v2", move) for move in ("tokens by slots", "tokens by slices")),
+    ],
 )
 def test_what_xla_serves_copies_no_cache(move: str, version: str) -> None:
-    """MAN-17, SWAP-2, CACHE-3: XLA copies a bfloat16 cache to bitcast it, and one of columns to take a slot out."""
-    shape = (2000, 16, 128, 128) if version == "seq_on_lane" else (2000, 128, 8, 2, 128)
-    more = {"version": version} if version == "seq_on_lane" else {}
-    pages: Any = aot.shape(shape, jnp.bfloat16)
+    """MAN-17, SWAP-2, CACHE-3: XLA copies a bfloat16 cache to bitcast it, and one of columns to take a slot out.
+
+    Of v2 it turns a cache of 8 bits whose slots fill no tiles, to scatter rows into it.
+    """
+    shape, dtype, more = SERVED[version]
+    pages: Any = aot.shape(shape, dtype)
     donated = () if move in READS else (0,)
 
     def call(*given: Any) -> Any:

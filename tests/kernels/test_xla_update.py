@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvproof.kernels import ScaledPages, kv_cache_update, layout_of, storage_dtype, unpack_keys, unpack_values
 from kvproof.kernels.storage import from_bits
+from kvproof.kernels.xla.update import update
 
 from .reference import Array, pack, scaled
 
@@ -205,3 +206,31 @@ def test_nothing_to_write() -> None:
     none = partial(kv_cache_update, pages, rows, rows, num_slices=jnp.array([0], jnp.int32))
     np.testing.assert_array_equal(none(jnp.zeros((3, 0), jnp.int32)), pages)
     np.testing.assert_array_equal(none(jnp.zeros((3, 2), jnp.int32)), pages)
+
+
+@pytest.mark.parametrize("slot_axis", [1, -1])
+@settings(max_examples=10)
+@given(seed=st.integers(0, 2**32))
+def test_whole_pages_put_back_hold_what_a_scatter_writes(slot_axis: int, seed: int) -> None:
+    """CACHE-3: XLA for TPUs writes so what it would copy the cache for; slots and slices, with garbage among them."""
+    rng = np.random.default_rng(seed)
+    pages, rows = (
+        rng.integers(-128, 128, (number, *shape), np.int8)
+        for number, shape in ((PAGES, (PAGE, 3, 4) if slot_axis == 1 else (3, 4, PAGE)), (TOKENS, (3, 4)))
+    )
+    slots = rng.choice([-1, -(2**31), PAGES * PAGE, 2**31 - 1], TOKENS).astype(np.int32)
+    written = rng.integers(0, TOKENS + 1)
+    slots[rng.permutation(TOKENS)[:written]] = rng.permutation(PAGES * PAGE)[:written]
+    slices = rng.choice([-7, 0, 3, 2**31 - 1], (3, SLICES)).astype(np.int32)
+    count = rng.integers(0, SLICES + 1)
+    for i, page in enumerate(rng.permutation(PAGES)[:count]):
+        offset, row = rng.integers(0, PAGE), rng.integers(0, TOKENS)
+        slices[:, i] = (page * PAGE + offset, row, rng.integers(0, PAGE + 2))
+    for mapping in ((slots,), (slices, np.array([count], np.int32))):
+        arrays = [jnp.asarray(array) for array in (pages, rows, *mapping)]
+        after, expected = (
+            np.asarray(jax.jit(partial(update, slot_axis=slot_axis, by_page=by_page))(*arrays))
+            for by_page in (True, False)
+        )
+        np.testing.assert_array_equal(after, expected)
+        assert written == 0 or len(mapping) == 2 or (after != pages).any()
