@@ -83,6 +83,7 @@ class SafeSoak(Soak):
     Attributes:
         row: the method of the call that is being followed; None between such calls.
         right: what the specification returned in that call.
+        sought: the request that was looked up last; None if it is none of the life.
         handed: what is handed over as a hit in that call.
         reached: for each live request its computed tokens at the last call for it, hits included.
         promised: for each live request the most tokens that it was given slots for, look-ahead left out.
@@ -104,6 +105,7 @@ class SafeSoak(Soak):
         super().__init__()
         self.row: Method | None = None
         self.right: Any = None
+        self.sought: Request | None = None
         self.handed: _Hit | None = None
         self.reached: dict[str, int] = {}
         self.promised: dict[str, int] = {}
@@ -167,9 +169,17 @@ class SafeSoak(Soak):
         return showing.usage(self.backend) is not None
 
     def count_free(self) -> None:
-        """See `SoakBase.count_free`."""
-        if None not in self.num_free(self.backend):
-            super().count_free()
+        """See `SoakBase.count_free`; where they are not as many, whose pages are others is told first."""
+        free = attempt(lambda: self.num_free(self.backend)).value
+        if free is not None and None in free:
+            return
+        if free != self.num_free(self.spec):
+            before, self.closely = self.closely, True
+            try:
+                self.compare_states({})
+            finally:
+                self.closely = before
+        super().count_free()
 
     def drained(self) -> tuple[str, Callable[[list[int], Side], object]]:
         """See `Soak.drained`: in whatever order."""
@@ -305,11 +315,37 @@ class SafeSoak(Soak):
             return None
         if strays(row, found) or _is_another_plan(row, expected.value, seen.value):
             raise Undecided
+        flaw = compared(row, expected, seen, self.spec.shards[shard].pool)
         if row.result.log != "hit":
-            return compared(row, expected, seen, self.spec.shards[shard].pool)
-        return compared(row, expected, seen, self.spec.shards[shard].pool) or self.flaw_in_length(
-            expected.value, seen.value, shard
-        )
+            return flaw
+        if flaw is None:
+            return self.flaw_in_length(expected.value, seen.value, shard)
+        label: str | None = attempt(lambda: self.flaw_in_content(seen.value[0], shard)).value
+        return flaw._replace(clause=label or flaw.clause)
+
+    def flaw_in_content(self, pages: Lists, shard: int) -> str:
+        """The label of a hit on pages that do not hold the request's own prefix; "" where they do.
+
+        Args:
+            pages: the pages that were found.
+            shard: their shard.
+        """
+        if self.sought is None:
+            return ""
+        pool = self.spec.shards[shard].pool
+        hashed = self.spec.names.get("hash_request_tokens")
+        label = ""
+        for group, own in zip(self.world.groups, pages, strict=True):
+            keys = hashed(pool.hash_function, group.page_size, self.sought, none_hash=pool.none_hash)
+            for page, right in zip(own, keys, strict=False):
+                if not page:
+                    continue
+                held = pool.key_of_page(page)
+                if held is None or held.page_hash.token_ids != right.token_ids:
+                    return "R2"
+                if held.page_hash != right:
+                    label = "HASH-2"
+        return label
 
     def flaw_in_length(self, right: Any, seen: Any, shard: int) -> Difference | None:
         """A hit that is shorter than the specification's is wrong where the backend has cached all of that one.
@@ -387,10 +423,12 @@ class SafeSoak(Soak):
 
     def found(self, request: Request, name: str, *features: str) -> Both:
         """See `Soak.found`."""
+        self.sought = request
         return self.found_alike(super().found(request, name, *features))
 
     def looked_up(self, line: str, act: Callable[[Side], Any]) -> Both:
         """See `SoakMoves.looked_up`."""
+        self.sought = None
         return self.found_alike(self.made("get_computed_pages", line, act, unread))
 
     def allocate(
