@@ -86,7 +86,7 @@ def test_a_seeded_bug_that_needs_size_is_caught(name: str) -> None:
 
 
 def test_a_hit_of_a_page_of_another_request_is_charged() -> None:
-    """MAN-1: what is found is compared by content, whichever pages they are."""
+    """R2: what is found is compared by content, whichever pages they are."""
 
     class FindsMore(kvproof.fast.CacheManager):
         def get_computed_pages(self, request: Any) -> Any:
@@ -98,7 +98,7 @@ def test_a_hit_of_a_page_of_another_request_is_charged() -> None:
             return pages, length
 
     found = next(found for seed in SEEDS if (found := soaked(fast_with("finds more", FindsMore), seed)).deviations)
-    assert {deviation.clause for deviation in found.deviations} == {"MAN-1"}
+    assert {deviation.clause for deviation in found.deviations} == {"R2"}
 
 
 def test_a_page_that_somebody_holds_is_not_given_again() -> None:
