@@ -254,8 +254,7 @@ class SafePool(PoolMachine):
         """See `Calling.charges_of`: which pages are free is POOL-2 after every call."""
         del call
         hashes = row.clause if row.clause in ("POOL-3", "POOL-9", "POOL-11") else "POOL-7"
-        counts = dict.fromkeys(("ref_cnt", "number of free pages"), row.clause)
-        return counts | dict.fromkeys(("hashed pages", "cached pages"), hashes)
+        return {"ref_cnt": row.clause} | dict.fromkeys(("hashed pages", "cached pages"), hashes)
 
     def compared_call(
         self, expected: Outcome, observed: Outcome, clause: str, *more: Any, **named: Any
