@@ -68,6 +68,8 @@ class Machine(RuleBasedStateMachine):
         levels: the levels at which it runs; at both, if what it compares depends on no eviction policy.
         capability: what the whole machine is about, by a name of `capabilities`; "" if no backend may lack it.
         shows_answers: whether its calls are noted with what the backend answered, not with what it must answer.
+        records_calls: whether an example is known by the calls and operations that it makes, and a step by what it drew
+            only where it makes none; see `Calling`.
         session: what its examples share.
         at_once: whether what only the backend's own ``check()`` finds is reported at once; else at the end of a run
             that finds nothing that a user sees.
@@ -87,6 +89,7 @@ class Machine(RuleBasedStateMachine):
     levels: ClassVar[frozenset[Level]] = frozenset({"exact"})
     capability: ClassVar[str] = ""
     shows_answers: ClassVar[bool] = False
+    records_calls: ClassVar[bool] = False
     session: ClassVar[Session]
     at_once: ClassVar[bool] = False
 
@@ -205,15 +208,19 @@ class Machine(RuleBasedStateMachine):
         """Makes an operation; see `operations.operation`."""
         if self._operating:
             return act()
-        self._note_made(TracedStep(name, arguments, is_operation=True))
+        made = TracedStep(name, arguments, is_operation=True)
+        if self.records_calls:
+            self.note_call(made)
+        else:
+            self._note_made(made)
         self._operating = True
         try:
             return act()
         finally:
             self._operating = False
 
-    def note_call(self, made: Call) -> None:
-        """Notes a call: it stands in the place of the step that makes it."""
+    def note_call(self, made: TracedStep | Call) -> None:
+        """Notes a call, or an operation: it stands in the place of the step that makes it."""
         if self._step is not None and self._trace[-1] is self._step:
             self._trace.pop()
         self._step = None

@@ -165,7 +165,8 @@ class Calling(Machine):
 
     def make_call(self, call: Call) -> Both:
         """Makes a call on both sides, and compares what came of it."""
-        if self.records_calls:
+        noted = self.records_calls and not self._operating
+        if noted:
             self.note_call(call)
         table, row = self.row_of_call(call)
         self.session.note_drawn(table.counted(call))
@@ -177,7 +178,7 @@ class Calling(Machine):
                 if side is self.spec:
                     if self._repeats and not call.refused:
                         raise _LeftOut from None
-                    if self.records_calls:
+                    if noted:
                         self._trace[-1] = replace(call, refused=True)
                 raise
 

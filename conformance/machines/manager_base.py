@@ -231,7 +231,8 @@ class ManagerMachine(ManagerBlame, Calling):
 
     def change(self, call: Call, row: Method) -> Both:
         """What an engine does with a request of its own: both sides have the same one."""
-        self.note_call(call)
+        if not self._operating:
+            self.note_call(call)
         if row.form == "build":
             self.brought(call.arguments["prompt"])
             return Both()

@@ -51,7 +51,7 @@ class Session:
     Attributes:
         examples: sequences of calls begun.
         steps: steps taken.
-        calls: calls by which steps are known; see `Calling`.
+        calls: calls and operations by which steps are known; see `Machine.records_calls`.
         wasted: steps that had nothing possible to do.
         tried: for each clause the steps in which it was compared.
         deviations: for each clause that the backend was seen to break, the shortest deviation.
@@ -200,7 +200,7 @@ class Session:
         return max(self.calls / max(self.steps, 1), 1.0)
 
     def note_call(self) -> None:
-        """Counts a call by which a step is known; repetitions count nothing."""
+        """Counts a call or an operation by which a step is known; repetitions count nothing."""
         self.calls += not self.repeats and not self.deviations
 
     def note_drawn(self, names: Iterable[str]) -> None:

@@ -105,6 +105,7 @@ def test_the_suite_catches(bug: SeededBug) -> None:
     report = report_on(bug, shrink_seconds=0.1)
     assert not report.missing
     assert report.deviations, f"{bug.machine} found nothing in {report.examples} examples, {report.steps} steps"
+    assert report.unrepeated == "", "else no counterexample is made shorter"
     # what shrinking comes upon beside what was found first depends on the computer's speed
     assert bug.clauses & {found.clause for found in report.deviations}, [str(found) for found in report.deviations]
     assert not [found.observed for found in report.deviations if is_accident(found)]
