@@ -6,6 +6,7 @@ that the backend found. The specification keeps whatever may be kept (RET-1), so
 the specification has, or less of it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -311,6 +312,8 @@ class SafeSoak(Soak):
             return found
         shard = self.shard_of(self.right, observed.value)
         self.require_handed(shard)
+        if row.result.log in ("pin", "plan") and self.holds_others(shard):
+            raise Undecided
         if found is None:
             return None
         if strays(row, found) or _is_another_plan(row, expected.value, seen.value):
@@ -373,6 +376,19 @@ class SafeSoak(Soak):
                 raise Undecided
             self.differ("POOL-12", f"pages of shard {one}", f"pages of shard {other}")
         return one or 0
+
+    def holds_others(self, shard: int) -> bool:
+        """Whether the sides hold other pages of equal content, of which a call may find any: no plan tells which."""
+        counts = [
+            attempt(lambda side=side: showing.counts(side.shards[shard])).value for side in (self.spec, self.backend)
+        ]
+        if None in counts:
+            return False
+        more: Counter[Any] = Counter()
+        for page, count in counts[0].items():
+            if count != counts[1].get(page):
+                more[self.spec.shards[shard].pool.key_of_page(page)] += count - counts[1].get(page, 0)
+        return bool(more) and None not in more and not any(more.values())
 
     def require_handed(self, shard: int) -> None:
         """Nothing is decided behind a request that holds other pages of equal content than were handed over."""
