@@ -379,15 +379,14 @@ class SafeSoak(Soak):
 
     def holds_others(self, shard: int) -> bool:
         """Whether the sides hold other pages of equal content, of which a call may find any: no plan tells which."""
-        counts = [
-            attempt(lambda side=side: showing.counts(side.shards[shard])).value for side in (self.spec, self.backend)
-        ]
-        if None in counts:
+        held = showing.counts(self.spec.shards[shard]) or {}
+        seen: dict[int, int] | None = attempt(lambda: showing.counts(self.backend.shards[shard])).value
+        if seen is None:
             return False
         more: Counter[Any] = Counter()
-        for page, count in counts[0].items():
-            if count != counts[1].get(page):
-                more[self.spec.shards[shard].pool.key_of_page(page)] += count - counts[1].get(page, 0)
+        for page, count in held.items():
+            if count != seen.get(page):
+                more[self.spec.shards[shard].pool.key_of_page(page)] += count - seen.get(page, 0)
         return bool(more) and None not in more and not any(more.values())
 
     def require_handed(self, shard: int) -> None:
