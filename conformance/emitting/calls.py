@@ -14,9 +14,9 @@ from ..machines.manager_base import ManagerMachine
 from ..trying.script import Entry
 from ..trying.trial import Said, Trial
 from .endings import Ending, Last, ending_of_call, ending_of_field
+from .lines import script_of_notes
 from .literals import UnrenderableError
 from .notes import NotedBackend, NotedSide, Notes
-from .replaying import script_of_notes
 from .script import Script
 
 __all__ = ["calls_alone", "script_of_calls"]

@@ -188,7 +188,12 @@ def event_fields(counters: bool) -> tuple[Field, ...]:
 
 def follower_field() -> Field:
     """A follower of events that may differ: whether it has the cached map of its own side (MAN-12)."""
-    return Field(TAKEN[1], "MAN-12", lambda side: (_events(side), _followed(side)[1])[1], aside=True)
+
+    def followed(side: Any) -> bool:
+        _events(side)  # of which the follower is told
+        return _followed(side)[1]
+
+    return Field(TAKEN[1], "MAN-12", followed, aside=True)
 
 
 def _events(side: Any) -> tuple[int, list[Any]]:

@@ -257,5 +257,5 @@ def _has_word(word: str, message: str) -> bool:
 
 
 def spoiling(known: type[Machine], times: int = 2) -> type[Spoiling]:
-    """A machine that makes all faults of each argument, in so many states of a run."""
+    """A machine that makes all faults of each argument, in as many states of a run as ``times`` says."""
     return type(known.__name__, (Spoiling, known), {"found": [], "times": {}, "most_times": times})

@@ -67,7 +67,7 @@ def test_behind_a_pin_of_another_prefix_nothing_is_decided() -> None:
 
 
 def test_what_took_no_pages_took_none() -> None:
-    """Whatever an engine returns, the specification goes on."""
+    """The specification goes on after any answer of an engine."""
     assert taken("allocate_slots", [[0, 3], [5]]) == [3, 5]
     assert taken("get_computed_pages", [[[1]], 4]) == []
     assert [taken("allocate_slots", odd) for odd in (None, 3, "pages", [[None]])] == [[], [], [], []]

@@ -30,7 +30,7 @@ def arrays(tokens: int = 64, page: int = PAGE) -> list[Any]:
 
 
 def told(**options: Any) -> dict[str, Any]:
-    """What is told of each kernel of a call on a TPU."""
+    """What `explain` says of each kernel of a call on a TPU."""
     call: Any = explain
     return {said.kernel: said for said in call(ragged_paged_attention, *arrays(), platform="tpu", **options)}
 

@@ -6,7 +6,7 @@ holds which page, what each page holds (the ghost content of R2), how many are f
 own prefix and the longest that is resident. A backend may take whichever of several pages of equal content when it
 admits a request; in the list of a live one no other page takes a page's place (MAN-2).
 
-Of a pool the specification follows what the backend decides, and the two are compared. A manager decides too much for
-that: its steps are those of level exact, and make the same calls, but on the backend alone, and the model here judges
-them.
+Of a pool, and of a manager in the long lives of `soak`, the specification follows what the backend decides, and the two
+are compared. In small worlds a manager's steps are those of level exact, and make the same calls, but on the backend
+alone, and the model here judges them.
 """

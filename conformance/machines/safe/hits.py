@@ -6,8 +6,8 @@ from ...calls.datum import Call, Ref
 from ..base import Both
 from ..manager_blame import Case
 from . import showing
-from .manager_model import Lists
 from .part_hits import PartHits
+from .showing import Lists
 
 __all__ = ["Hits", "Standing"]
 

@@ -21,8 +21,8 @@ from ..manager_blame import Case
 from . import showing
 from .demand import Asked, Demand, demand
 from .hits import Hits, Standing
-from .manager_model import Lists
 from .part_hits import Sources
+from .showing import Lists
 
 __all__ = ["ManagerCalls"]
 
@@ -41,9 +41,9 @@ _REFUSED = {
 
 _WHY = {
     "MAN-2": "those pages do not hold the request's prefix, or the tokens are too many",
-    "MAN-3": "the request has no slots for so many tokens",
+    "MAN-3": "the request has fewer slots",
     "MAN-6": "another object has this id, and is live",
-    "MAN-8": "so many tokens can't be computed: they were never given slots, or more were computed before",
+    "MAN-8": "these tokens can't be computed: they were never given slots, or more were computed before",
 }
 """What is wrong with a call, by the clause that refuses it; of R1 it is an argument."""
 

@@ -15,10 +15,9 @@ from ..worlds import World
 from . import showing
 from .alone import Alone
 from .demand import needed_places
+from .showing import Lists
 
 __all__ = ["ManagerModel"]
-
-Lists = list[list[int]]
 
 
 class ManagerModel(Alone, GroupSteps):

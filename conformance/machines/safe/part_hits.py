@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from ..manager_blame import Case
-from .manager_model import Lists, ManagerModel
+from .manager_model import ManagerModel
+from .showing import Lists
 
 __all__ = ["PartHits", "Sources"]
 

@@ -7,6 +7,7 @@ from ...calls.readings import page_views
 from ..sides import Side
 
 __all__ = [
+    "Lists",
     "cached_in_map",
     "counts",
     "free_in_queue",

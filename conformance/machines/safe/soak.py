@@ -2,7 +2,7 @@
 
 The specification follows, as where logs are replayed (`calls.following`). A call that takes pages, or that says what is
 cached of a prefix, is made on the backend first; the specification takes the same pages, and both go on from the prefix
-that the backend found. The specification keeps whatever may be kept (RET-1), so that a correct backend has cached what
+that the backend found. The specification keeps all that may be kept (RET-1), so that a correct backend has cached what
 the specification has, or less of it.
 """
 
@@ -31,13 +31,12 @@ from ..sides import unread
 from ..soak import Soak
 from ..soak_base import shard_of_pages
 from . import showing
+from .showing import Lists
 
 __all__ = ["SafeSoak"]
 
 _ORDERING = ("eviction", "unhashed_first", "counter_sampling")
 """The options about which pages are evicted first, and what is counted of that: the specification needs none."""
-
-Lists = list[list[int]]
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class _Importing:
 
 
 class SafeSoak(Soak):
-    """Managers with tables, pins, host memory and events, whatever of it the backend has.
+    """Managers with those of tables, pins, host memory and events that the backend has.
 
     Attributes:
         row: the method of the call that is being followed; None between such calls.
@@ -183,7 +182,7 @@ class SafeSoak(Soak):
         super().count_free()
 
     def drained(self) -> tuple[str, Callable[[list[int], Side], object]]:
-        """See `Soak.drained`: in whatever order."""
+        """See `Soak.drained`: in any order."""
         return "POOL-2", lambda pages, _: sorted(pages)
 
     # -- What is cached -------------------------------------------------------------------------------------

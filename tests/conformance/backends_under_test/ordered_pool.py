@@ -131,7 +131,7 @@ class PagePool:
         unhashed_first: bool = False,
     ) -> None:
         self.num_pages = number(num_pages, least=2)
-        if self.num_pages >= 2**31:  # page ids are int32; so many pages would fill the memory
+        if self.num_pages >= 2**31:  # page ids are int32, and the memory would be full before
             raise ValueError(f"num_pages={num_pages} is too many")
         self.enable_caching, self.unhashed_first = truth(enable_caching), truth(unhashed_first)
         self.hasher, self.root = hash_function, init_none_hash(hash_seed, hash_function)
