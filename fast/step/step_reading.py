@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kvproof.spec.declarations.reading import Ids
 
 from ..groups.coordinator import CacheCoordinator
-from ..groups.live_requests import DistinctIds
+from ..groups.live_requests import DistinctIds, LiveRequests
 from ..reading.arguments import all_below, id_array, materialised, plain_array, refusal
 from ..reading.arguments import integer as read_integer
 from ..table.multi_group_table import MultiGroupPageTable
@@ -69,21 +69,25 @@ def read_step(
     _, _, requests, where = named
     cut: dict[str, list[int]] = {}
     given: NDArray[np.int64]
-    if type(computed) is np.ndarray and computed.dtype is _INT64 and computed.shape == requests.shape:
-        given = np.asarray(computed, np.int64)  # what is negative or too large is found below
-    elif isinstance(computed, int | np.integer):
-        raise refusal(TypeError, "R1", f"num_computed_tokens={computed!r} must be a sequence of ints")
-    else:
-        given = np.asarray(_counts("num_computed_tokens", computed, len(requests), 0, cut), np.int64)
     added: NDArray[np.int64] | int
-    if type(new) is int and 0 < new <= _MOST:
-        added = _ONE if new == 1 else new
-    else:
-        added = _counts("num_new_tokens", new, len(requests), 1, cut)
-    promised: NDArray[np.int64] = given + added
-    reach = promised
-    if type(lookahead) is not int or lookahead:
-        reach = promised + _counts("num_lookahead_tokens", lookahead, len(requests), 0, cut)
+    try:
+        if type(computed) is np.ndarray and computed.dtype is _INT64 and computed.shape == requests.shape:
+            given = np.asarray(computed, np.int64)  # what is negative or too large is found below
+        elif isinstance(computed, int | np.integer):
+            raise refusal(TypeError, "R1", f"num_computed_tokens={computed!r} must be a sequence of ints")
+        else:
+            given = np.asarray(_counts("num_computed_tokens", computed, len(requests), 0, cut), np.int64)
+        if type(new) is int and 0 < new <= _MOST:
+            added = _ONE if new == 1 else new
+        else:
+            added = _counts("num_new_tokens", new, len(requests), 1, cut)
+        promised: NDArray[np.int64] = given + added
+        reach = promised
+        if type(lookahead) is not int or lookahead:
+            reach = promised + _counts("num_lookahead_tokens", lookahead, len(requests), 0, cut)
+    except (TypeError, ValueError):
+        _require_live(live, requests)  # of two faults the slot is told: with it, the numbers may be right
+        raise
     had = live.slots[where]
     steady = given.tobytes() == had.tobytes()  # a quarter of the time of a comparison of some hundred numbers
     if steady and not coordinator.has_states:
@@ -119,13 +123,18 @@ def _refuse(
 
     Messages show the numbers as passed; those too large to be computed with are in ``cut``.
     """
-    is_live = coordinator.live.is_live[requests]
-    if not is_live.all():
-        raise refusal(IndexError, "MAN-11", f"slots: no live request has slot {requests[is_live.argmin()]}")
+    _require_live(coordinator.live, requests)
     all_computed = cut.get("num_computed_tokens", given.tolist())
     all_new = cut.get("num_new_tokens", (promised - given).tolist())
     for slot, computed, new in zip(requests.tolist(), all_computed, all_new, strict=True):
         coordinator.require_step(slot, computed, computed + new)
+
+
+def _require_live(live: LiveRequests, requests: NDArray[np.int64]) -> None:
+    """Refuses slots without a live request."""
+    is_live = live.is_live[requests]
+    if not is_live.all():
+        raise refusal(IndexError, "MAN-11", f"slots: no live request has slot {requests[is_live.argmin()]}")
 
 
 def _counts(name: str, values: Ids | int, num: int, minimum: int, cut: dict[str, list[int]]) -> NDArray[np.int64] | int:
