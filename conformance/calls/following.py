@@ -15,14 +15,10 @@ from .judging import Difference, difference
 from .logged import same_value
 from .method import Method
 
-__all__ = ["compared", "decided", "depends_on_eviction", "follows", "strays", "taken"]
+__all__ = ["compared", "decided", "follows", "strays", "taken"]
 
 _TAKING = frozenset({"get_new_pages", "allocate_slots", "allocate_slots_batch"})
 """Methods that return pages that they took."""
-
-_BY_EVICTION = frozenset({"get_junction", "set_prefix_priority"})
-"""Methods whose result depends on what was evicted, and on whose result nothing else that is compared depends."""
-
 
 _FOUND = frozenset({"hit", "pin", "plan"})
 """How results are logged that say what was found of a prefix."""
@@ -31,11 +27,6 @@ _FOUND = frozenset({"hit", "pin", "plan"})
 def follows(row: Method) -> bool:
     """Whether the result of a call says which pages the engine took, or what it found of a prefix."""
     return row.name in _TAKING or row.result.log in _FOUND
-
-
-def depends_on_eviction(row: Method) -> bool:
-    """Whether no result of a call is wrong at level safe, as it depends on what was evicted and on nothing else."""
-    return row.result.log in ("events", "counters") or row.name in _BY_EVICTION
 
 
 def taken(method: str, result: Any) -> list[int]:
@@ -92,7 +83,7 @@ def compared(row: Method, expected: Outcome, observed: Outcome, pool: Any) -> Di
 
 
 def _may_differ(row: Method, right: Any, seen: Any, pool: Any) -> bool:
-    if depends_on_eviction(row):
+    if row.by_eviction:
         return True
     if row.result.log == "hit":
         return 0 <= seen[1] <= right[1] and len(seen[0]) == len(right[0]) and _alike(seen[0], right[0], pool)

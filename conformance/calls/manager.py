@@ -200,7 +200,7 @@ _FREED = dict.fromkeys(("pages of requests", *COUNTS, "host rows", "pages in a r
 
 _BOTH = (
     _changes("get_computed_pages", _OF_REQUEST, _HIT, "MAN-1", spoils=1),
-    _changes("get_junction", _OF_REQUEST, _COUNT, "RET-2", reads=True, optional=True, spoils=1),
+    _changes("get_junction", _OF_REQUEST, _COUNT, "RET-2", reads=True, by_eviction=True, optional=True, spoils=1),
     _changes(
         *("allocate_slots", kinds.SLOTS, _GROUPS, "MAN-2", _GRANTED | dict.fromkeys(HASHES, "MAN-3")),
         by_name=("delay_cache_pages",),
@@ -262,7 +262,9 @@ MANAGER = Table(
             capability="pins",
             spoils=3,
         ),
-        _changes("set_prefix_priority", kinds.RANKING, PLAIN, "PIN-2", _RANKED, capability="pins", spoils=4),
+        _changes(
+            "set_prefix_priority", kinds.RANKING, PLAIN, "PIN-2", _RANKED, by_eviction=True, capability="pins", spoils=4
+        ),
         _changes("advance_time", {"now": NOW}, NONE, "PIN-2", _RANKED, capability="pins", spoils=3),
         _changes(
             *("receive_pages", {**_OF_REQUEST, "num_tokens": kinds.NEW_TOKENS}, _PLAN, "SWAP-2"),
@@ -270,8 +272,8 @@ MANAGER = Table(
             spoils=2,
         ),
         _changes("evict_pages", {"page_ids": kinds.IDS}, NONE, "POOL-11", _CACHED, optional=True, spoils=1),
-        _reads("take_events", {}, _EVENTS, "MAN-12", optional=True),
-        _property("counters", _COUNTERS, "MAN-12"),
+        _reads("take_events", {}, _EVENTS, "MAN-12", by_eviction=True, optional=True),
+        _property("counters", _COUNTERS, "MAN-12", by_eviction=True),
         _property("num_free_host_pages", PLAIN, "SWAP-1", logged=False),
         _property("num_host_pages", PLAIN, "SWAP-1", logged=False),
         _property("retention_interval", PLAIN, "RET-1", logged=False),

@@ -66,6 +66,8 @@ class Method:
         blame: the label of a wrong result, where it depends on what both sides gave.
         form: whether it is called, or an attribute that is read or set, or a class that is constructed.
         reads: whether it only reads.
+        by_eviction: whether its result depends on what was evicted, and no other result that is compared on it: at
+            level safe it may be another one.
         last: whether no later call uses its result: then it is compared only where one of its clauses is looked at.
         optional: whether a backend may do without it: what is beyond the seeds' interface.
         capability: the capability without which it makes no sense; "" if no backend may lack it.
@@ -88,6 +90,7 @@ class Method:
     blame: Callable[[Any, Any], str] | None = None
     form: str = "call"
     reads: bool = False
+    by_eviction: bool = False
     last: bool = False
     optional: bool = False
     capability: str = ""

@@ -67,9 +67,6 @@ _SAFE = frozenset(
 _AS_IN_A_LOG = frozenset({"pages", "groups", "hit", "pin", "plan", "ids", "copies", "events", "counters", "batch"})
 """Kinds of results that are of a backend's own classes, and are compared as a log writes them."""
 
-_BY_EVICTION = frozenset({"get_cached_page", "set_prefix_priority", "get_junction"})
-"""Beside look-ups of prefixes: methods whose result depends on what was evicted."""
-
 _LAST_DIGITS = 1e-8
 """How far real numbers may be from each other, such as the share of pages that are in use."""
 
@@ -478,11 +475,11 @@ class Trial:
     def _agrees(self, call: Call, row: Method, right: Any, seen: Any) -> bool:
         if row.result.log == "array":
             return _near(right, seen, self._largest(call))
-        if self._level == "safe" and row.result.log in ("events", "counters"):
-            return True  # they tell of evictions
+        if self._level == "safe" and row.by_eviction:
+            return True
         real = isinstance(right, float) and isinstance(seen, int | float)  # of which the last digits don't count
         alike = abs(right - seen) < _LAST_DIGITS if real else equal(right, seen)
-        if self._level == "safe" and (row.result.log == "hit" or row.name in _BY_EVICTION):
+        if self._level == "safe" and (row.result.log == "hit" or row.name == "get_cached_page"):
             self.strayed = not alike  # what another eviction order keeps is found, and what follows differs
             return True
         return alike

@@ -18,7 +18,7 @@ from ...backends.levels import Level
 from ...backends.loading import Backend, takes_parameter
 from ...calls.contrast import shown
 from ...calls.deviation import Outcome, attempt
-from ...calls.following import compared, depends_on_eviction, follows, strays, taken
+from ...calls.following import compared, follows, strays, taken
 from ...calls.judging import Difference
 from ...calls.logged import KeyNumbers, result
 from ...calls.manager import MANAGER
@@ -234,7 +234,7 @@ class SafeSoak(Soak):
     ) -> Both:
         """See `SoakBase.made`: where a backend may choose pages it goes first, and the specification follows."""
         row = self.table[method]
-        if depends_on_eviction(row):
+        if row.by_eviction:
             return super().made(method, line, act, unread, *features)
         if method == "free" and normal is row.result.plain:
             return super().made(method, line, act, lambda held, _: sorted(map(str, held or ())), *features)
