@@ -112,7 +112,8 @@ _SENTENCES = {
     # -- Cache manager ----------------------------------------------------------------------------
     "MAN-1": "get_computed_pages returns the longest cached prefix of the request that every group can serve: a "
     "multiple of every group's page size (or of match_unit, MAN-17) and at most num_tokens - 1 tokens, null pages "
-    "standing where a group needs none; null pages alone are no hit. It changes nothing in the pool. Nothing is hit "
+    "standing where a group needs none; null pages alone are no hit. It changes nothing in the pool. "
+    "get_num_hit_tokens says how many tokens it would find, and changes nothing at all. Nothing is hit "
     "with caching off or when prompt log-probabilities are asked for.",
     "HIT-1": "What was served is found again: once a request was computed, its pages published (MAN-3), and it was "
     "freed with all that was promised written, the same tokens with the same extra keys hit every full page of it "

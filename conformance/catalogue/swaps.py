@@ -94,7 +94,7 @@ def waiting_tokens_do_not_count(fast: ModuleType) -> SimpleNamespace:
     """All streams of a prompt come to the shard that has it cached, however many tokens wait there."""
 
     def place(self: Any, request: Any) -> int:
-        hits = [shard.prefixes.hit_length(request) for shard in self.shards]
+        hits = [shard.get_num_hit_tokens(request) for shard in self.shards]
         return int(hits.index(max(hits)))
 
     made = derived(fast.ShardedCacheManager, {"_place": place})

@@ -87,8 +87,8 @@ class Prefixes:
         hits, length = coordinator.find_longest_cache_hit(tokens, segments, most if most > 0 else 0)
         return coordinator.cache_pages_of(hits), length
 
-    def hit_length(self, request: EngineRequest) -> int:
-        """How many tokens `find` would find. Changes nothing: the request is not remembered."""
+    def num_hit_tokens(self, request: EngineRequest) -> int:
+        """How many tokens `find` would find; see `CacheManager.get_num_hit_tokens`."""
         coordinator = self.coordinator
         _, tokens, extra_keys, params = read_prompt(request)
         self._require_own_id(request)

@@ -55,7 +55,7 @@ class ShardedCacheManager(ShardCalls[CachePages]):
         return self.shard_of(read_request_id(request))
 
     def _place(self, request: EngineRequest) -> int:
-        hits = [shard.prefixes.hit_length(request) for shard in self.shards]
+        hits = [shard.get_num_hit_tokens(request) for shard in self.shards]
         num_tokens = request.num_tokens
         if self.placement == "prefix":
             free = [shard.page_pool.get_num_free_pages() for shard in self.shards]

@@ -8,13 +8,14 @@ all arguments before they change anything (R1), and are written in each package:
 import functools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Generic, Protocol, Self, TypeVar, Unpack
+from typing import Any, Generic, Self, TypeVar, Unpack
 
 from .codec import Part
 from .events import CacheCounters, CacheEvent, PageCopy, PartCopy
 from .extra_keys import HashFunction, sha256
 from .groups import CacheGroupSpec
 from .keys import PageHash, digest_of
+from .manager_parts import CoordinatorPart, PoolPart, PrefixPart, StepPart, SwapPart
 from .options import ManagerOptions, takes_options
 from .reading import Ids, flag, integer, refusal
 from .requests import EngineRequest
@@ -25,84 +26,9 @@ from .swaps import SwapPlan
 __all__ = ["ManagerCalls"]
 
 Pages = TypeVar("Pages")
-Found = TypeVar("Found", covariant=True)
-Pinned = TypeVar("Pinned", covariant=True)
-Tables = TypeVar("Tables", contravariant=True)
-Batch = TypeVar("Batch", covariant=True)
-
-
-class _PoolPart(Protocol):
-    num_pages: int
-    enable_caching: bool
-
-    def get_usage(self) -> float: ...
-    def advance_time(self, now: float, /) -> None: ...
-    def evict_pages(self, page_ids: Iterable[int], /) -> None: ...
-    def take_events(self) -> list[CacheEvent]: ...
-
-
-class _CoordinatorPart(Protocol):
-    match_unit: int | None
-
-    @property
-    def kv_cache_groups(self) -> Sequence[CacheGroupSpec]: ...
-    @property
-    def retention(self) -> Any: ...
-    def take_page_copies(self) -> list[PageCopy | PartCopy]: ...
-    def check(self) -> None: ...
-
-
-class _PrefixPart(Protocol[Found, Pinned]):
-    @property
-    def no_pages(self) -> Found: ...
-    @property
-    def counters(self) -> CacheCounters: ...
-    @property
-    def known_keys(self) -> defaultdict[str, Sequence[PageHash]]: ...
-    def find(self, request: EngineRequest, /) -> tuple[Found, int]: ...
-    def junction(self, request: EngineRequest, /) -> int: ...
-    def pin(self, request: EngineRequest, num_tokens: int | None, /) -> Pinned | None: ...
-    def unpin(self, pin_id: int, /) -> None: ...
-    def set_priority(
-        self, request: EngineRequest, priority: int, num_tokens: int | None, expires_at: float | None, /
-    ) -> int: ...
-    def reset(self) -> bool: ...
-    def forget(self, request: EngineRequest, /) -> None: ...
-    def check(self) -> None: ...
-
-
-class _SwapPart(Protocol):
-    @property
-    def num_host_pages(self) -> int: ...
-    @property
-    def num_free_host_pages(self) -> int: ...
-    def swap_out(self, request: EngineRequest, /) -> SwapPlan | None: ...
-    def swap_in(self, request: EngineRequest, /) -> SwapPlan | None: ...
-    def receive_pages(self, request: EngineRequest, num_tokens: int, /) -> SwapPlan | None: ...
-    def swap_done(self, swap_id: int, /) -> None: ...
-    def get_host_page_ids(self, request_id: str, /) -> tuple[list[int], ...]: ...
-
-
-class _StepPart(Protocol[Pages, Tables, Batch]):
-    def allocate(
-        self, request: EngineRequest, new: int, found: int, found_pages: Pages | None, lookahead: int, delay: bool, /
-    ) -> Pages | None: ...
-    def allocate_batch(
-        self,
-        slots: Ids,
-        computed: Ids,
-        new: Ids | int,
-        lookahead: Ids | int,
-        delay: bool,
-        tables: Tables | None,
-        rows: Ids | None,
-        /,
-    ) -> Batch: ...
-    def slot_of(self, request_id: str, /) -> int: ...
-    def cache_pages(self, request: EngineRequest, num_computed_tokens: int, /) -> None: ...
-    def free(self, request: EngineRequest, num_written: int | None, /) -> list[str]: ...
-    def get_page_ids(self, request_id: str, /) -> tuple[list[int], ...]: ...
-    def get_num_common_prefix_pages(self, request: EngineRequest, num_running: int, /) -> list[int]: ...
+Pinned = TypeVar("Pinned")
+Tables = TypeVar("Tables")
+Batch = TypeVar("Batch")
 
 
 class ManagerCalls(ShownManager, Generic[Pages, Pinned, Tables, Batch]):
@@ -117,11 +43,11 @@ class ManagerCalls(ShownManager, Generic[Pages, Pinned, Tables, Batch]):
         page_size: tokens in a page of the first group; None with caching off.
     """
 
-    page_pool: _PoolPart
-    coordinator: _CoordinatorPart
-    prefixes: _PrefixPart[Pages, Pinned]
-    swaps: _SwapPart
-    steps: _StepPart[Pages, Tables, Batch]
+    page_pool: PoolPart
+    coordinator: CoordinatorPart
+    prefixes: PrefixPart[Pages, Pinned]
+    swaps: SwapPart
+    steps: StepPart[Pages, Tables, Batch]
 
     @takes_options
     def __init__(
@@ -178,6 +104,20 @@ class ManagerCalls(ShownManager, Generic[Pages, Pinned, Tables, Batch]):
             also O(pages) in array operations.
         """
         return self.prefixes.find(request)
+
+    def get_num_hit_tokens(self, request: EngineRequest) -> int:
+        """How many tokens `get_computed_pages` would find now (MAN-1).
+
+        It is for schedulers and routers that order waiting requests by what is cached of them. Changes nothing: the
+        request is not remembered, so that none is counted that is not to be admitted.
+
+        Args:
+            request: any request.
+
+        Returns:
+            The number of tokens. O(tokens compared), as for `get_computed_pages`.
+        """
+        return self.prefixes.num_hit_tokens(request)
 
     def get_junction(self, request: EngineRequest) -> int:
         """The length up to which the groups that keep everything have a request cached, where all together hit less.

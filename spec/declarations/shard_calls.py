@@ -104,6 +104,10 @@ class ShardCalls(ShownShards, Generic[Pages]):
         """
         return self.shards[self._number(request)].get_computed_pages(request)
 
+    def get_num_hit_tokens(self, request: EngineRequest) -> int:
+        """How many tokens `get_computed_pages` would find on that shard; see `CacheManager`."""
+        return self.shards[self._number(request)].get_num_hit_tokens(request)
+
     def get_junction(self, request: EngineRequest) -> int:
         """The junction of a request on its shard, or on the one to which it comes; see `CacheManager`."""
         return self.shards[self._number(request)].get_junction(request)

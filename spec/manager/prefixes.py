@@ -82,6 +82,10 @@ class Prefixes:
         pages, found = self._coordinator.find_longest_cache_hit(chains, len(tokens) - 1)
         return CachePages(pages), found
 
+    def num_hit_tokens(self, request: EngineRequest) -> int:
+        """How many tokens `find` would find; see `CacheManager.get_num_hit_tokens`."""
+        return self.look_up(request)[1]
+
     def junction(self, request: EngineRequest) -> int:
         """The junction of a request, that of its admission if it is live; see `CacheManager.get_junction`."""
         tokens = read_tokens(request)

@@ -49,7 +49,7 @@ class ShardedCacheManager(ShardCalls[CachePages]):
     def _place(self, request: EngineRequest) -> int:
         loads = [
             ShardLoad(
-                request.num_tokens - shard.prefixes.look_up(request)[1],
+                request.num_tokens - shard.get_num_hit_tokens(request),
                 shard.coordinator.live.num_waiting,
                 shard.page_pool.get_num_free_pages(),
             )

@@ -1,4 +1,4 @@
-"""PIN-1, PIN-2, MAN-12 on a manager: bounds of pins, and what is counted.
+"""MAN-1, PIN-1, PIN-2, MAN-12 on a manager: hits that are only counted, bounds of pins, and what is counted.
 
 Machines `pins` and `events` draw pins, the order in which pages are freed after them, and the events of both.
 """
@@ -40,6 +40,23 @@ def _gone(manager: Any, name: str, tokens: list[int], *steps: int) -> PlainReque
     manager.free(request)
     request.num_computed_tokens = 0
     return request
+
+
+# -- Hits that are asked for (MAN-1) ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("eviction", ["lru", "reuse", "adaptive"])
+def test_asking_how_much_would_be_hit_leaves_everything_as_it_is(package: ModuleType, eviction: str) -> None:
+    """MAN-1, MAN-12, EVICT-1: no counter and no policy hears of it, and the request is not remembered."""
+    manager = _manager(package, eviction=eviction, enable_events=True)
+    _gone(manager, "a", [1, 2, 3, 4, 5])
+    waiting = PlainRequest("b", [1, 2, 3, 4, 6])
+    before, counters = manager.snapshot(), manager.counters
+    assert manager.get_num_hit_tokens(waiting) == 4
+    assert manager.get_num_hit_tokens(PlainRequest("c", [1, 2])) == 0, "the last token is left to compute"
+    assert (manager.snapshot(), manager.counters) == (before, counters)
+    assert "b" not in manager.req_to_page_hashes
+    assert manager.get_computed_pages(waiting)[1] == 4
 
 
 # -- Pins (PIN-1) -----------------------------------------------------------------------------------
