@@ -200,7 +200,7 @@ _FREED = dict.fromkeys(("pages of requests", *COUNTS, "host rows", "pages in a r
 
 _BOTH = (
     _changes("get_computed_pages", _OF_REQUEST, _HIT, "MAN-1", spoils=1),
-    _reads("get_num_hit_tokens", _OF_REQUEST, _COUNT, "MAN-1", by_eviction=True, optional=True, spoils=1),
+    _changes("get_num_hit_tokens", _OF_REQUEST, _COUNT, "MAN-1", reads=True, by_eviction=True, optional=True, spoils=1),
     _changes("get_junction", _OF_REQUEST, _COUNT, "RET-2", reads=True, by_eviction=True, optional=True, spoils=1),
     _changes(
         *("allocate_slots", kinds.SLOTS, _GROUPS, "MAN-2", _GRANTED | dict.fromkeys(HASHES, "MAN-3")),

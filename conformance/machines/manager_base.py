@@ -306,15 +306,14 @@ class ManagerMachine(ManagerBlame, Calling):
     # -- Requests ---------------------------------------------------------------------------------------
 
     def look_up(self, name: str) -> Both:
-        """Looks a request up on both sides, and asks all that can be asked of a request without changing anything.
+        """Looks a request up on both sides; nothing changes in the pool, and what is found is the request's own.
 
-        What is found is the request's own.
+        All that can be asked of a request without changing anything is asked first: that it does not is seen then.
         """
-        found = self.call_manager("get_computed_pages", request=Ref(name))
         for row in MANAGER:
             if row.reads and tuple(row.arguments) == ("request",) and self.offers("manager", row.name):
                 self.call_manager(row.name, request=Ref(name))
-        return found
+        return self.call_manager("get_computed_pages", request=Ref(name))
 
     def note_get_computed_pages(self, name: str, call: Call, found: Both) -> None:
         """Notes what a look-up found."""
