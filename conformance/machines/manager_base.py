@@ -45,6 +45,11 @@ class Before:
     released: tuple[str, ...] = ()
 
 
+def _asks(row: Method) -> bool:
+    """Whether a method asks something of a request, and changes nothing."""
+    return row.reads and tuple(row.arguments) == ("request",)
+
+
 class ManagerMachine(ManagerBlame, Calling):
     """Two managers side by side. A side has ``manager``, its ``pool``, ``pages`` by id, and the requests by their ids.
 
@@ -287,9 +292,10 @@ class ManagerMachine(ManagerBlame, Calling):
             return lambda *_: "MAN-17", ("MAN-17", "MAN-13")
         if not name or call.about:
             return super().blame_of(row, call)
-        if row.name == "get_computed_pages":
+        if row.name == "get_computed_pages" or _asks(row):
             also = ("R2", "MAN-6", "HASH-2", *self.own("MAN-7", "MAN-9", "MAN-17"), *self.of_states)
-            return functools.partial(self.blame_hit, self.cases[name]), also
+            blame = self.blame_hit if row.name == "get_computed_pages" else functools.partial(self.blame_asked, row)
+            return functools.partial(blame, self.cases[name]), also
         if row.name == "allocate_slots":
             released = self.was.released
             blame = functools.partial(self.blame_allocation, name, released=released)
@@ -311,9 +317,18 @@ class ManagerMachine(ManagerBlame, Calling):
         All that can be asked of a request without changing anything is asked first: that it does not is seen then.
         """
         for row in MANAGER:
-            if row.reads and tuple(row.arguments) == ("request",) and self.offers("manager", row.name):
+            if _asks(row) and self.offers("manager", row.name):
                 self.call_manager(row.name, request=Ref(name))
         return self.call_manager("get_computed_pages", request=Ref(name))
+
+    def blame_asked(self, row: Method, case: Case, *_: Any) -> str:
+        """The clause of a wrong answer about a request: that of its look-up where that is wrong, too."""
+        sides = (self.spec, self.backend)
+        found = [attempt(functools.partial(side.manager.get_computed_pages, case.request)) for side in sides]
+        if any(outcome.error is not None for outcome in found):
+            return row.clause
+        expected, observed = (self.found_pages(outcome.value, side) for outcome, side in zip(found, sides, strict=True))
+        return row.clause if expected == observed else self.blame_hit(case, expected, observed)
 
     def note_get_computed_pages(self, name: str, call: Call, found: Both) -> None:
         """Notes what a look-up found."""
