@@ -2,8 +2,9 @@
 
 A thing that no text can hold is named by how it came about: a page by the call that gave it (`Ref`), a request by what
 it asks for (`Prompt`), a key by the page of a request whose key it is (`Key`), a list by its entries and the type in
-which they are handed over (`Spelled`). What an engine says of a request goes with it (`Saying`). `resolve` makes of
-such a value what one side is given.
+which they are handed over (`Spelled`), an object by how it is constructed (`New`). What an engine says of a request
+goes with it (`Saying`). `resolve` makes of such a value what one side is given: by its method ``made_on`` where it has
+one. One that is written in tests otherwise than as what it makes has a method ``as_python``, too.
 """
 
 import copy
@@ -18,7 +19,7 @@ from kvproof.spec.declarations import ExtraKey
 from .spelling import Spelling, request_as, request_source
 
 __all__ = [
-    *("Call", "Described", "GoneError", "Holder", "Key", "Minus", "Pages", "Prompt", "Ref", "Saying", "Slot"),
+    *("Call", "Described", "GoneError", "Holder", "Key", "Minus", "New", "Pages", "Prompt", "Ref", "Saying", "Slot"),
     *(
         "LEFT_OUT",
         "exchange",
@@ -126,6 +127,39 @@ class Pages:
     def made_on(self, holder: "Holder") -> Any:
         """A side's own object."""
         return holder.names.get("CachePages")(resolve(self.groups, holder))
+
+    def as_python(self, write: Callable[[Any], str]) -> str:
+        """The call that makes it; ``write`` writes what is in it."""
+        return f"backend.CachePages({write(self.groups)})"
+
+
+@dataclass(frozen=True)
+class New:
+    """An object of a public class of the backend, which is made for one call.
+
+    Attributes:
+        name: the class.
+        arguments: what it is constructed with, by position.
+        options: further arguments, by name.
+    """
+
+    name: str
+    arguments: tuple[Any, ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def made_on(self, holder: "Holder") -> Any:
+        """A side's own object."""
+        options = {name: resolve(value, holder) for name, value in self.options}
+        return holder.names.get(self.name)(*resolve(self.arguments, holder), **options)
+
+    def as_python(self, write: Callable[[Any], str]) -> str:
+        """The call of the constructor; ``write`` writes what is in it."""
+        given = [*map(write, self.arguments), *(f"{name}={write(value)}" for name, value in self.options)]
+        return f"backend.{self.name}({', '.join(given)})"
+
+    def __str__(self) -> str:
+        given = [*map(str, self.arguments), *(f"{name}={value}" for name, value in self.options)]
+        return f"{self.name}({', '.join(given)})"
 
 
 @dataclass(frozen=True)
@@ -270,6 +304,8 @@ def resolve(value: Any, holder: Holder) -> Any:
         return value.how.of(resolve(entry, holder) for entry in value.values)
     if type(value) in (list, tuple):  # an empty list, too, is a new one each time: who is given it may add to it
         return type(value)(resolve(entry, holder) for entry in value)
+    if type(value) is dict:
+        return {name: resolve(entry, holder) for name, entry in value.items()}
     if isinstance(value, Prompt):
         return request_as(value.how, value.request_id, value.tokens, value.extra_keys, value.logprobs)
     if isinstance(value, Key):

@@ -5,14 +5,14 @@ clause a wrong hit or wrong pages break: that depends on what the pages hold.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kvproof.spec.declarations import ManagerOptions, PageRemoved, PageStored
 
 from . import manager_arguments as kinds
-from .datum import LEFT_OUT, Holder, Minus, Spelled
+from .datum import LEFT_OUT, Holder, Minus, New, Spelled
 from .kinds import HASHES, NONE, PLAIN, REQUEST_ID, recorded, wrong
 from .method import EVERY, Given, Kind, Method, Table
 from .pool import NOW
@@ -34,6 +34,10 @@ class StrangePage:
     def made_on(self, holder: Holder) -> Any:
         """A page that a side's own manager gives, which is made for it."""
         return holder.names.get("CacheManager")(3, [], 8, False).page_pool.get_new_pages(1)[0]
+
+    def as_python(self, write: Callable[[Any], str]) -> str:
+        """The calls that give it."""
+        return f"{write(New('CacheManager', (3, [], 8, False)))}.page_pool.get_new_pages(1)[0]"
 
     def __str__(self) -> str:
         return "<another manager's page>"

@@ -5,13 +5,13 @@ cached or free by the specification, and how to name them.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from kvproof.spec.declarations import CacheCounters, PageRemoved, PageStored, PoolOptions
 
-from .datum import Prompt, Ref, Spelled
+from .datum import Holder, Prompt, Ref, Spelled
 from .kinds import (
     COUNTS,
     HASHES,
@@ -28,6 +28,7 @@ from .kinds import (
     wrong_groups,
 )
 from .method import Given, Kind, Label, Method, Table
+from .readings import page_views
 from .source import Source
 from .spelling import NUMBERS
 from .values import BAD_TIMES, NO_INTS, NO_LISTS, PRIORITIES, STRANGER
@@ -373,6 +374,28 @@ _LOOKED_UP = {"page_hash": _KEY, "kv_cache_group_ids": _GROUP_IDS}
 _RANKING = {"pages": _RANKED, "priority": PRIORITY, "expires_at": EXPIRY}
 _ORDERS = ("POOL-4", "PIN-2")
 _CACHED = ("R2", "HASH-3", "POOL-8")
+
+
+@dataclass(frozen=True)
+class Views:
+    """Views of a pool's pages by their ids.
+
+    Attributes:
+        pool: the pool.
+        queue: whether it shows its free queue; see `page_views`.
+    """
+
+    pool: Ref
+    queue: bool = True
+
+    def made_on(self, holder: Holder) -> dict[int, Any]:
+        """Those of a side's own pool."""
+        return page_views(holder.thing(self.pool), self.queue)
+
+    def as_python(self, write: Callable[[Any], str]) -> str:
+        """The call that gives them."""
+        return f"{page_views.__name__}({write(self.pool)}{'' if self.queue else ', False'})"
+
 
 POOL = Table(
     "pool",

@@ -152,8 +152,9 @@ def events_told(manager: Any) -> Any:
     """What the manager told of its cache: the kind of each event, and what it says."""
     told = []
     for event in manager.take_events():
-        said = [getattr(event, name) for name in event.__dataclass_fields__]
-        told.append((type(event).__name__, *said))
+        kind: Any = type(event)
+        said = kind._fields if hasattr(kind, "_fields") else kind.__dataclass_fields__
+        told.append((kind.__name__, *(getattr(event, name) for name in said)))
     return told
 
 

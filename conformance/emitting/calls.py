@@ -7,16 +7,17 @@ from typing import Any
 
 from ..backends.levels import Level
 from ..backends.loading import Backend
-from ..calls.datum import Call, Ref, renamed
+from ..calls.datum import Call, Ref, renamed, resolve
 from ..calls.deviation import Outcome, TracedStep
 from ..calls.method import Method
+from ..calls.pool import Views
 from ..machines.manager_base import ManagerMachine
-from ..trying.script import Entry
+from ..trying.script import Entry, made_by
 from ..trying.trial import Said, Trial
 from .endings import Ending, Last, ending_of_call, ending_of_field
 from .lines import script_of_notes
 from .literals import UnrenderableError
-from .notes import NotedBackend, NotedSide, Notes
+from .notes import Notes
 from .script import Script
 
 __all__ = ["calls_alone", "script_of_calls"]
@@ -42,7 +43,8 @@ def calls_alone(machine: type[ManagerMachine], trace: Sequence[TracedStep | Call
     calls = [step for step in trace if isinstance(step, Call)]
     taken = type(machine.__name__, (machine,), {"session": machine.session.again(machine.session.backend)})()
     taken.repeat_step(trace[0])
-    alone = [taken.built(1 + max((call.number for call in calls), default=0))]
+    made = taken.built(1 + max((call.number for call in calls), default=0))
+    alone = [made.given(kv_cache_groups=resolve(made.arguments["kv_cache_groups"], taken.spec))]
     names: dict[int | str, Ref] = {"manager": Ref(alone[0].number), "pool": Ref(alone[0].number, (".page_pool",))}
 
     def named(ref: Ref) -> Ref:
@@ -89,22 +91,6 @@ def _told(said: Said) -> tuple[str, str, str]:
     return said.clause, f"{name} = {right}", f"{name} = {seen}"
 
 
-class _Side(NotedSide):
-    """The backend's side: what a `Ref` names is given out as a stand-in while calls are noted."""
-
-    def thing(self, ref: Ref) -> Any:
-        """See `Side.thing`."""
-        found = self.results.get(ref.of) if isinstance(ref.of, int) else None
-        text = self._notes.text_of_known(found) if found is not None and self._notes.on else None
-        if text is None:
-            return super().thing(ref)
-        real, self.results[ref.of] = found, self._notes.stand_in(found, text)  # type: ignore[index]
-        try:
-            return super().thing(ref)
-        finally:
-            self.results[ref.of] = real  # type: ignore[index]
-
-
 class _NotedTrial(Trial):
     """A trial whose calls on the backend are noted.
 
@@ -114,11 +100,11 @@ class _NotedTrial(Trial):
     """
 
     def __init__(self, backend: Backend, level: Level) -> None:
+        super().__init__(backend, level)
         self.notes = Notes(backend.holder)
-        noted = NotedBackend(backend.name, backend.holder, backend.without, notes=self.notes)
-        super().__init__(noted, level, _Side(noted))
         self.last = Last()
         self._row: Method | None = None
+        self._names: dict[int | str, dict[str, str]] = {}
 
     def _attempt(self, side: Any, call: Call, row: Method) -> Outcome:
         if side is self.spec:
@@ -126,29 +112,27 @@ class _NotedTrial(Trial):
             self.last, self._row = Last(outcome.value, outcome.error), row
             return outcome
         self.notes.act += 1
-        with self.notes.taken():
-            outcome = super()._attempt(side, call, row)
-            if outcome.error is not None:
-                self.last.error = outcome.error
-                return outcome
-            self.last.text = self.notes.text_of_result(outcome.value)
-            self.last.observed = self.notes.strip(outcome.value)
-        return replace(outcome, value=self.last.observed)
+        statement = self.notes.call(call, row, side)
+        outcome = super()._attempt(side, call, row)
+        statement.value, self.last.observed, self.last.error = outcome.value, outcome.value, outcome.error
+        if outcome.error is not None:
+            statement.refused = type(outcome.error).__name__
+        else:
+            self.last.text = self.notes.text_of_result(statement, outcome.value)
+        return outcome
 
-    def _parts(self, owner: str, it: Any, side: Any) -> dict[str, Any]:
-        if side is self.spec:
-            return super()._parts(owner, it, side)
-        with self.notes.taken():
-            stand_in = self.notes.stand_in(it, self.notes.text_of_known(it) or "made")
-            parts = super()._parts(owner, stand_in, side)
-            named = {_NAMES[owner]: stand_in} | {name: parts[name] for name in ("pool", "pages") if name in parts}
-            side.put(named)
-        known = {name: getattr(side, name) for name in named}  # as they are known by their names from now on
-        parts = {name: self.notes.strip(part) for name, part in parts.items()} | known
-        if "tables" in parts:
-            text = self.notes.text_of_known(it)
-            self.notes.know(parts["tables"], f"{text}.page_tables" if owner == "MultiGroupPageTable" else f"[{text}]")
-        return parts
+    def _note_built(self, call: Call) -> None:
+        super()._note_built(call)
+        if call.number not in self._built:
+            return
+        owner, parts, it = made_by(call), self._built[call.number].parts[1], Ref(call.number)
+        pool = it.to(".page_pool") if "Manager" in owner else it
+        tables = it.to(".page_tables") if owner == "MultiGroupPageTable" else [it]
+        known = {"manager": it, "queue": it, "pool": pool, "pages": Views(pool), "tables": tables}
+        self.notes.name(_NAMES[owner], call, self.backend)
+        for name in known.keys() & parts.keys():
+            self.notes.name(name, known[name], self.backend)
+        self._names[call.number] = {name: self.notes.text_of_name(name) or "" for name in known.keys() & parts.keys()}
 
     def ending(self, said: Said) -> Ending | None:
         """The end of the test; None if what differs can't be told from outside."""
@@ -156,7 +140,8 @@ class _NotedTrial(Trial):
             return (self._counted() if self._level == "safe" else None) or ending_of_call(self.last, self.notes)
         name, number = said.field
         spec, seen = (SimpleNamespace(**own) for own in self._built[number].parts)
-        ending = ending_of_field(name, (spec, seen), list(self._requests), self.notes)
+        text_of = self._names.get(number, {}).get
+        ending = ending_of_field(name, (spec, seen), list(self._requests), self.notes, text_of)
         if ending is not None and said.refused:
             return replace(ending, refusals=type(self.last.refusal).__name__)
         return ending

@@ -198,13 +198,15 @@ def _of_state(taken: Machine, notes: Notes) -> Ending | None:
         if shows.name == "check()":
             return _of_check(taken, notes)
         names = [*taken.cases] if hasattr(taken, "cases") else []
-        ending = ending_of_field(shows.name, (taken.spec, taken.backend), names, notes)
+        ending = ending_of_field(shows.name, (taken.spec, taken.backend), names, notes, notes.text_of_name)
         if ending is not None:
             return ending
     return None
 
 
-def ending_of_field(field_name: str, sides: tuple[Any, Any], names: list[str], notes: Notes) -> Ending | None:
+def ending_of_field(
+    field_name: str, sides: tuple[Any, Any], names: list[str], notes: Notes, text_of: Callable[[str], str | None]
+) -> Ending | None:
     """The end of the test that shows a field of the state.
 
     Args:
@@ -212,12 +214,13 @@ def ending_of_field(field_name: str, sides: tuple[Any, Any], names: list[str], n
         sides: the specification's and the backend's side, whose attributes the readings are given.
         names: the ids of all requests.
         notes: what was noted.
+        text_of: the expression for an attribute of the backend's side; of its shards, ``pool_0`` and the like.
 
     Returns:
         None if it does not differ, or cannot be told from outside.
     """
     for reading in SHOWS[field_name].readings if field_name in SHOWS else ():
-        lines, raises = _looked_at(sides, names, reading, notes)
+        lines, raises = _looked_at(sides, names, reading, notes, text_of)
         if lines:
             known = {**_views(), **{function.__name__: source(function) for function in reading.functions}}
             return Ending(lines=lines, raises=raises, sources=known)
@@ -226,23 +229,25 @@ def ending_of_field(field_name: str, sides: tuple[Any, Any], names: list[str], n
 
 def _of_check(taken: Machine, notes: Notes) -> Ending | None:
     """The own check of what was built, which raises."""
-    whole = taken.backend.manager if hasattr(taken.backend, "manager") else taken.backend.pool
-    outcome = attempt(whole.check)
-    text = notes.text_of_known(whole)
+    name = "manager" if hasattr(taken.backend, "manager") else "pool"
+    outcome = attempt(getattr(taken.backend, name).check)
+    text = notes.text_of_name(name)
     if text is None or outcome.error is None:
         return None
     return Ending(lines=(f"{text}.check()",), raises=type(outcome.error).__name__, sources=_views())
 
 
-def _looked_at(sides: tuple[Any, Any], names: list[str], reading: Reading, notes: Notes) -> tuple[tuple[str, ...], str]:
+def _looked_at(
+    sides: tuple[Any, Any], names: list[str], reading: Reading, notes: Notes, text_of: Callable[[str], str | None]
+) -> tuple[tuple[str, ...], str]:
     """The assertion that a reading gives the same on both sides, and the error that it raises instead; or nothing."""
     sharded = hasattr(sides[0], "shards") and reading.needs & {"pool", "pages"}
     specs, backends = ([*side.shards] if sharded else [side] for side in sides)
     texts = []
-    for side in backends:
+    for number, _ in enumerate(backends):
         known = {"names": repr(names)}
         for name in reading.needs - {"names"}:
-            own = notes.text_of_known(getattr(side, name))
+            own = text_of(f"{name}_{number}" if sharded else name)
             if own is None:
                 return (), ""
             known[name] = own

@@ -34,7 +34,7 @@ def body_of(statements: Sequence[Statement], ending: Ending, others: Iterable[st
     """
     act = max((statement.act for statement in statements), default=0)
     used = _used_of(ending.lines)
-    built = {statement.number for statement in statements if statement.inline}
+    built = {statement.number for statement in statements if statement.builds and (statement.inline or statement.idle)}
     kept: list[Statement] = []
     for statement in reversed(statements):
         owner = _OWNER.match(statement.text)

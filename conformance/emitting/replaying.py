@@ -1,30 +1,32 @@
 """The counterexamples of machines as standalone tests: the calls on the backend alone, and one assertion that fails.
 
-A machine's steps are taken again while `notes` writes down every call on the backend's objects. What the
-last call must do becomes an assertion (`endings`). Where calls cannot be written as plain Python (caches of a
-thousand numbers, say), the test repeats the machine's steps instead.
+A machine's steps are taken again while `notes` writes down every call of the backend. What the last call must do
+becomes an assertion (`endings`). Where calls cannot be written as plain Python (caches of a thousand numbers, say), the
+test repeats the machine's steps instead.
 """
 
-import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from kvproof.spec.clauses import CLAUSES
 
 from ..backends.loading import load_backend
 from ..calls.datum import Call
 from ..calls.deviation import Deviation, TracedStep
+from ..calls.method import Method
 from ..machines import EVERY_MACHINE, Machine
 from ..machines.attention import RaggedMachine
 from ..machines.base import Both, Side, same
+from ..machines.calling import Calling
 from ..machines.manager_base import ManagerMachine
+from ..machines.ragged import Batch
 from ..machines.session import Session
 from .calls import calls_alone, script_of_calls
 from .endings import Last, ending_of, lines_of_attention
 from .lines import script_of_notes
 from .literals import Literals, UnrenderableError
-from .notes import NotedBackend, NotedSide, Notes
+from .notes import Notes, Statement
 from .script import Script
 
 __all__ = ["repeat", "script_of"]
@@ -54,13 +56,12 @@ def script_of(machine: type[Machine], found: Deviation, found_by: str = "") -> S
 # -- The calls alone -----------------------------------------------------------------------------------------------
 
 
-class _Noting(Machine):
+class _Noting(Calling):
     """A machine whose calls on the backend are noted; mixed into the machine that found a deviation.
 
     Attributes:
         notes: where they are noted.
         last: the last call.
-        judged: what it judges by itself, if it does.
         phase: what is being compared: ``call``, ``state``, or what the machine itself looks at (``other``).
     """
 
@@ -68,10 +69,9 @@ class _Noting(Machine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.backend = NotedSide(cast(NotedBackend, self.session.backend))
         self.last = Last()
         self.phase = "other"
-        self.judged: dict[str, Any] = {}
+        self._statement: Statement | None = None
 
     def build(self, line: str, clause: str, act: Any) -> None:
         self.phase, self.last = "call", Last()
@@ -94,35 +94,42 @@ class _Noting(Machine):
                     raise
                 return self.last.expected
             self.notes.act += 1
+            self._statement = None
             try:
-                with self.notes.taken():
-                    given = act(side)
-                    if isinstance(given, Mapping):  # what was built gets its names when it is put
-                        return given
-                    self.last.text = self.notes.text_of_result(given)
-                    self.last.observed = self.notes.strip(given)
+                self.last.observed = given = act(side)
             except BaseException as error:
                 self.last.error = error
                 raise
-            return self.last.observed
+            finally:
+                if self._statement is None:
+                    self.notes.problem = self.notes.problem or "a call that is made by a function of the machine"
+            self.last.text = "" if self._statement is None else self.notes.text_of_result(self._statement, given)
+            return given
 
         return acting
 
-    def append(self, *given: Any, **named: Any) -> None:
-        """Some machines write to the backend's tables between two calls, by a method of this name."""
-        with self.notes.taken():
-            super().append(*given, **named)  # type: ignore[misc]
+    def perform(self, side: Side, call: Call, row: Method) -> Any:
+        if side is not self.backend:
+            return super().perform(side, call, row)
+        self._statement = statement = self.notes.call(call, row, side)
+        try:
+            statement.value = super().perform(side, call, row)
+        except BaseException as error:
+            statement.refused = type(error).__name__
+            raise
+        return statement.value
 
-    def judge(self, *given: Any, **named: Any) -> None:
-        """Some machines judge a result by themselves, by a method of this name."""
-        known = inspect.signature(super().judge).bind(*given, **named).arguments  # type: ignore[misc]
-        self.judged = known
-        super().judge(*given, **named)  # type: ignore[misc]
-        self.judged = {}
+    def make(self, side: Side, name: str, value: Any) -> None:
+        super().make(side, name, value)
+        if side is self.backend:
+            self.notes.name(name, value, side)
 
     def compare_states(self, *given: Any, **named: Any) -> None:
         before, self.phase = self.phase, "state"
+        told = len(vars(self.backend).get("told", ()))
         super().compare_states(*given, **named)
+        if len(vars(self.backend).get("told", ())) > told:
+            self.notes.followed()
         self.phase = before
 
     def end(self) -> None:
@@ -134,28 +141,49 @@ class _Noting(Machine):
         super().check(*given, **named)
 
 
-def _plain(machine: type[Machine], found: Deviation, found_by: str) -> Script | None:
-    """A deviation as plain calls; None if they cannot be written, or come to something else."""
-    backend = machine.session.backend
-    notes = Notes(backend.holder)
-    noted = NotedBackend(backend.name, backend.holder, backend.without, notes=notes)
-    session = machine.session.again(noted)
-    bound = type(machine.__name__, (_Noting, machine), {"session": session, "notes": notes})
-    taken = bound()
+class _Judging(RaggedMachine):
+    """A machine of attention that keeps what its `judge` is given while it judges.
+
+    Attributes:
+        judged: the arguments, by name; nothing where it does not judge.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.judged: dict[str, Any] = {}
+
+    def judge(self, batch: Batch, right: Any, seen: Any, pages: Any, fused: Any = None) -> None:
+        self.judged = {"batch": batch, "right": right, "seen": seen, "pages": pages, "fused": fused}
+        super().judge(batch, right, seen, pages, fused)
+        self.judged = {}
+
+
+def _deviates_again(taken: Machine, found: Deviation) -> bool:
+    """Whether a machine that takes the steps of a deviation comes to one by the same clause."""
     try:
         for step in found.trace:
             taken.repeat_step(step)
         taken.end()
-        return None
     except Deviation as again:
-        if again.clause != found.clause:
-            return None
-        judged: dict[str, Any] = taken.judged
-        if judged and isinstance(taken, RaggedMachine):
-            return _attending(taken, judged, found, found_by)
-        if notes.problem:
-            return None
-    except Exception:  # stand-ins are not everything that they stand for; then the steps are repeated instead
+        return again.clause == found.clause
+    return False
+
+
+def _plain(machine: type[Machine], found: Deviation, found_by: str) -> Script | None:
+    """A deviation as plain calls; None if they cannot be written, or come to something else."""
+    if not issubclass(machine, Calling):
+        return None
+    backend = machine.session.backend
+    notes = Notes(backend.holder)
+    session = machine.session.again(backend)
+    mixed = (_Judging, _Noting) if issubclass(machine, RaggedMachine) else (_Noting,)
+    bound = type(machine.__name__, (*mixed, machine), {"session": session, "notes": notes})
+    taken = bound()
+    if not _deviates_again(taken, found):
+        return None
+    if isinstance(taken, _Judging) and taken.judged:
+        return _attending(taken, found, found_by)
+    if notes.problem:
         return None
     ending = ending_of(taken, taken.phase, taken.last, notes)
     if ending is None:
@@ -170,16 +198,16 @@ def _alone(machine: type[Machine], found: Deviation, found_by: str) -> Script | 
         return None
     try:
         script = script_of_calls(calls_alone(machine, found.trace), session.backend, session.level, found_by)
-    except Exception:  # see `_plain`
+    except UnrenderableError:
         return None
     return script if script.clause == found.clause else None
 
 
-def _attending(taken: RaggedMachine, judged: dict[str, Any], found: Deviation, found_by: str) -> Script | None:
+def _attending(taken: _Judging, found: Deviation, found_by: str) -> Script | None:
     """A wrong result of attention as one call."""
     literals = Literals(taken.session.backend.holder)
     try:
-        lines = lines_of_attention(taken, judged, literals)
+        lines = lines_of_attention(taken, taken.judged, literals)
     except UnrenderableError:
         return None
     if not lines:

@@ -11,8 +11,9 @@ import kvproof.spec
 from ..backends.levels import Level
 from ..backends.loading import Backend
 from ..calls.datum import LEFT_OUT, Call, Key, Prompt, Ref, written
+from ..calls.interfaces import BUILDS
 from ..report.redaction import Redaction
-from ..trying.script import BUILDS, Entry, Rows, entry_of
+from ..trying.script import Entry, Rows, entry_of
 from .as_calls import Converter, Recorded, calls_in_order, in_order
 from .format import LogError
 from .reading import LogReader

@@ -1,15 +1,17 @@
 """The batch machine: batched steps among single calls, good ones and ones with a fault, which change nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
-from ..calls.datum import Call, Holder, Ref, Slot, Spelled
+from ..calls.datum import Call, Holder, New, Ref, Slot, Spelled
 from ..calls.deviation import SpecificationError
+from ..calls.interfaces import BUILDS
 from ..calls.kinds import HASHES, numbers_of
 from ..calls.spelling import NUMBERS
+from ..calls.table import TABLES
 from .base import Both, Field, Nothing, Side
 from .draws import Drawing, some
 from .groups import MIXED, GroupSteps
@@ -55,14 +57,13 @@ def _rows(side: Any) -> object:
 class BatchSteps(GroupSteps):
     """A side has, beside the managers', a ``table`` of all groups with a row for each request id."""
 
-    def parts(self, side: Side, manager: Any) -> dict[str, Any]:
-        """See `ManagerMachine.parts`: the tables as well."""
-        return super().parts(side, manager) | {"table": self.new_tables(side, self.max_model_len)}
-
-    def new_tables(self, side: Side, length: int, groups: int | None = None) -> Any:
-        """Empty tables for requests of some length, of all groups or of the first ones."""
-        sizes = [group.page_size for group in self.world.groups][:groups]
-        return side.names.get("MultiGroupPageTable")(len(IDS) + 1, length, 8, sizes)
+    def things(self, manager: Call) -> dict[str, Any]:
+        """See `ManagerMachine.things`: the tables as well."""
+        sizes = [group.page_size for group in self.world.groups]
+        given = (len(IDS) + 1, self.max_model_len, 8, sizes)
+        made = BUILDS["MultiGroupPageTable"]
+        table = Call(None, made.name, dict(zip(made.arguments, given, strict=True)))
+        return super().things(manager) | {"table": table}
 
     def state_fields(self) -> list[Field]:
         """See `ManagerMachine.state_fields`: table rows and slots as well."""
@@ -87,10 +88,11 @@ class BatchSteps(GroupSteps):
         """Appends the pages to a request's row that it lacks, or replaces it."""
         row, pages = self.row(name), side.manager.get_page_ids(name)
         if replace:
-            side.table.add_row(pages, row)
+            self.perform(side, Call(TABLE_REF, "add_row", {"page_ids": pages, "row_idx": row}), TABLES["add_row"])
             return
         named = [int(table.num_pages_per_row[row]) for table in side.table.page_tables]
-        side.table.append_row([held[count:] for held, count in zip(pages, named, strict=True)], row)
+        lacking = [held[count:] for held, count in zip(pages, named, strict=True)]
+        self.perform(side, Call(TABLE_REF, "append_row", {"page_ids": lacking, "row_idx": row}), TABLES["append_row"])
 
     def can_go_on(self) -> bool:
         """Whether a request can go on, or one can be admitted."""
@@ -223,10 +225,18 @@ class OtherTables:
 
     def made_on(self, holder: Holder) -> Any:
         """A side's own tables."""
-        made = holder.names.get("MultiGroupPageTable")(len(IDS) + 1, self.length, 8, list(self.page_sizes))
+        made = self._empty.made_on(holder)
         for name, row in self.rows:
             made.add_row(holder.thing(MANAGER_REF).get_page_ids(name), row)
         return made
+
+    @property
+    def _empty(self) -> New:
+        return New("MultiGroupPageTable", (len(IDS) + 1, self.length, 8, list(self.page_sizes)))
+
+    def as_python(self, write: Callable[[Any], str]) -> str:
+        """The call of the constructor; "" where one call does not make them."""
+        return "" if self.rows else write(self._empty)
 
 
 class Batch(BatchSteps):

@@ -13,6 +13,7 @@ from ..backends.loading import Backend
 from ..backends.raising import Ending
 from ..calls.datum import Call, Ref, renamed, resolve, said_of, written
 from ..calls.deviation import REFUSALS
+from ..calls.interfaces import BUILDS
 from ..calls.method import EVERY, Method, Table, bound, perform
 from ..calls.source import Source
 from .base import Both, Charge, Machine, Nothing, Side
@@ -89,6 +90,40 @@ class Calling(Machine):
     def simpler(cls, call: Call) -> Iterator[Call]:
         """See `Machine.simpler`."""
         return cls.row_of_call(call)[1].simpler(call)
+
+    # -- What is built --------------------------------------------------------------------------------------
+
+    def build_things(
+        self, line: str, clause: str, things: Mapping[str, Any], of_spec: Mapping[str, Any] | None = None
+    ) -> None:
+        """Builds what the other steps call.
+
+        Args:
+            line: it as a report shows it.
+            clause: the label that a failure is charged to.
+            things: what a side has by which name: what a `Call` gives, or another value (see `resolve`); each may
+                name those before it.
+            of_spec: that of the specification's side, where it is made otherwise.
+        """
+
+        def act(side: Side) -> Mapping[str, Any]:
+            for name, value in ((of_spec or things) if side is self.spec else things).items():
+                self.make(side, name, value)
+            return {}
+
+        self.build(line, clause, act)
+
+    def make(self, side: Side, name: str, value: Any) -> None:
+        """Makes a thing, which a side has by a name from now on; see `build_things`."""
+        if not isinstance(value, Call):
+            side.put({name: resolve(value, side)})
+            return
+        side.put({name: self.perform(side, value, self.row_of_thing(value))})
+
+    def row_of_thing(self, call: Call) -> Method:
+        """The row of a call that makes a thing."""
+        row = BUILDS.get(call.method) if call.target is None else None
+        return row or self.row_of_call(call)[1]
 
     # -- What is known while calls are drawn ----------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """The events machine: what a manager tells of its cache, who follows it, and what it counts."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -75,6 +75,10 @@ class AndAllAgain:
     def simpler(self) -> Iterator["AndAllAgain"]:
         """Fewer events before them."""
         yield from map(AndAllAgain, simpler(self.before))
+
+    def as_python(self, write: Callable[[Any], str]) -> str:
+        """A list of both."""
+        return f"[{', '.join([*map(write, self.before), f'*{write(_FOLLOWER)}.events()'])}]"
 
     def __str__(self) -> str:
         return f"[*{list(self.before)!r}, *follower.events()]"

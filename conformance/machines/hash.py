@@ -1,16 +1,16 @@
 """The hash machine: the keys of pages, byte by byte."""
 
 import os
-from typing import Any, ClassVar
+from typing import ClassVar
 from unittest.mock import patch
 
 from hypothesis import strategies as st
 
 from ..backends.levels import LEVELS
 from ..backends.loading import Backend
+from ..calls.datum import Call, Ref
 from ..calls.hash import HASHING
 from ..calls.method import Table
-from .base import Side
 from .calling import Calling, Calls
 from .draws import Drawing
 from .properties import start, step
@@ -51,12 +51,8 @@ class Hash(Calling):
     def seed(self, seed: bytes, collides: bool) -> None:
         """The root of a seed."""
         self.function = "weak" if collides else "sha256"
-
-        def act(side: Side) -> dict[str, Any]:
-            functions = {"weak": weak, "sha256": side.names.get("sha256")}
-            return functions | {"root": side.names.get("init_none_hash")(seed, functions[self.function])}
-
-        self.build(f"root = init_none_hash({seed!r}, {self.function})", "HASH-1", act)
+        root = Call(None, "init_none_hash", {"seed": seed, "hash_function": Ref(self.function)})
+        self.build_things(f"root = init_none_hash({seed!r}, {self.function})", "HASH-1", {"weak": weak, "root": root})
         self.check("HASH-1", "root", self.spec.root, lambda: self.backend.root)
 
     @step("HASH-1")

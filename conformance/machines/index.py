@@ -1,6 +1,6 @@
 """The index machine: who follows a cache by its events, as a router does, though some are lost, repeated or mixed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
@@ -8,7 +8,12 @@ from hypothesis import strategies as st
 from kvproof.spec.declarations import CacheCleared, CacheEvent, CacheSalt, LoraAdapter, PageRemoved, PageStored, Request
 
 from ..backends.loading import Backend
-from .base import SPEC, Field, Machine, Nothing, Side
+from ..calls.datum import Call, New, Ref
+from ..calls.follower import FOLLOWER
+from ..calls.interfaces import plain_row
+from ..calls.method import Method, Table
+from .base import SPEC, Field, Nothing, Side
+from .calling import Calling
 from .draws import Drawing
 from .properties import operation, start, step
 from .sides import unread
@@ -22,18 +27,27 @@ _NO_EVENTS: tuple[Any, ...] = (None, "event", 1, ("PageMoved", 0, 1, b"1"))
 _MOST_LIVE, _MOST_PROMPTS = 2, 8
 
 
-class Index(Machine):
+_APPLY = plain_row("apply", ("event",))
+"""How a foreign index is told an event."""
+
+_EVENTS = plain_row("events")
+"""How it tells what it knows."""
+
+
+class Index(Calling):
     """An index of cached prefixes beside the specification's follower, both told the events of one manager.
 
     A foreign index is a backend's `EventIndex`: made of a page size, it has ``apply(event)`` and ``match(tokens)``, the
     number of leading tokens whose pages group 0 has cached, those of salts and adapters left out. Of a backend that has
     none its `CacheFollower` is asked the same. Events are those of the specification's manager; nothing is asked
-    from a loss until the next full list of what is cached. A side has its ``index``.
+    from a loss until the next full list of what is cached. A side has its ``index``, or its ``follower``.
     """
 
     name = "index"
     capability = "events"
     levels = frozenset({"exact", "safe"})
+    tables: ClassVar[tuple[Table, ...]] = (FOLLOWER,)
+    records_calls = False
     examples, num_steps = 60, 40
     needs: ClassVar[tuple[str, ...]] = ()
     always = frozenset({"R1", "MAN-12"})
@@ -53,7 +67,7 @@ class Index(Machine):
             self.groups.append(Group("window", page_size, window))
         self.begin_source()
         self.prompts: dict[tuple[int, ...], None] = {}
-        self.build(f"index = {self.new_index_line()}", "MAN-12", lambda side: {"index": self.new_index(side)})
+        self.build(f"index = {self.new_index_line()}", "MAN-12", self.new_index)
         self.watch(Field("matched tokens", "MAN-12", self.matched))
 
     def begin_source(self) -> None:
@@ -67,10 +81,24 @@ class Index(Machine):
         self.under_way: list[CacheEvent] = []
         self.is_whole = True
 
-    def new_index(self, side: Side) -> Any:
-        """An index that knows nothing yet."""
-        offered = side is not self.spec and side.names.offers("EventIndex")
-        return side.names.get("EventIndex")(self.page_size) if offered else _Followed(side.names, self.page_size)
+    def is_followed(self, side: Side) -> bool:
+        """Whether a side has a follower in the place of an index."""
+        return side is self.spec or not side.names.offers("EventIndex")
+
+    def new_index(self, side: Side) -> dict[str, Any]:
+        """Gives a side an index that knows nothing yet."""
+        if self.is_followed(side):
+            self.make(side, "follower", Call(None, "CacheFollower"))
+        else:
+            self.make(side, "index", New("EventIndex", (self.page_size,)))
+        return {}
+
+    def follow(self, side: Side, event: Any) -> None:
+        """A side's index is told an event."""
+        if self.is_followed(side):
+            self.perform(side, Call(Ref("follower"), "apply", {"events": [event]}), FOLLOWER["apply"])
+        else:
+            self.perform(side, Call(Ref("index"), "apply", {"event": event}), _APPLY)
 
     def new_index_line(self) -> str:
         """How a report shows that an index is made."""
@@ -80,7 +108,16 @@ class Index(Machine):
         """How much of each prompt is cached; nothing is asked where events are missing."""
         if not self.is_whole:
             return None
-        return {tokens: int(side.index.match(list(tokens))) for tokens in self.prompts}
+        return {tokens: self.match(side, list(tokens)) for tokens in self.prompts}
+
+    def match(self, side: Side, tokens: list[int]) -> int:
+        """The number of leading tokens that are cached."""
+        if not self.is_followed(side):
+            return int(side.index.match(tokens))
+        root = SPEC.get("init_none_hash")(_SEED)
+        hashed = SPEC.get("hash_request_tokens")
+        keys = list(hashed(SPEC.get("sha256"), self.page_size, Request("asks", tokens), none_hash=root))
+        return self.page_size * int(side.follower.num_cached_pages(keys, [0]))
 
     # -- What happens to the cache ------------------------------------------------------------------------------
 
@@ -204,25 +241,35 @@ class Index(Machine):
             raise Nothing
         before: list[CacheEvent] = [PageStored(0, 1, b"before", None, (0,) * self.page_size, None)] if knowing else []
 
-        def act(side: Side) -> None:
-            tells: Callable[[], Sequence[CacheEvent]] = getattr(side.index, "events", self.told_by(side))
-            late = self.new_index(side)
-            for event in [*before, *tells()]:
-                late.apply(event)
-            side.put({"index": late})
+        known = list(self.spec.follower.events())
 
-        if hasattr(self.backend.index, "events"):
-            told = f"[*{_shown(before)}, *index.events()]"
-        else:
-            told = _shown([*before, *self.spec.index.events()])
+        def act(side: Side) -> None:
+            told: list[Any] = list(known)
+            if hasattr(self.index_of(side), "events"):
+                self.make(side, "told", Call(Ref(self.held_by(side)), "events"))
+                told = [Ref("told", (place,)) for place in range(len(side.told))]
+            self.new_index(side)
+            for event in (*before, *told):
+                self.follow(side, event)
+
+        tells = hasattr(self.index_of(self.backend), "events")
+        told = f"[*{_shown(before)}, *index.events()]" if tells else _shown([*before, *known])
         self.calls.append(f"late = {self.new_index_line()}")
         self.call(f"for event in {told}: late.apply(event)", act, "MAN-12", unread)
         self.calls.append("index = late")
 
-    def told_by(self, side: Side) -> Callable[[], Sequence[CacheEvent]]:
-        """What the specification's index tells, in the place of one that tells nothing."""
-        events: list[CacheEvent] = [] if side is self.spec else list(self.spec.index.events())
-        return lambda: events
+    def held_by(self, side: Side) -> str:
+        """The name by which a side has its index, or its follower."""
+        return "follower" if self.is_followed(side) else "index"
+
+    def index_of(self, side: Side) -> Any:
+        """A side's index, or its follower."""
+        return side.thing(Ref(self.held_by(side)))
+
+    @classmethod
+    def row_of_call(cls, call: Call) -> tuple[Table, Method]:
+        """See `Calling.row_of_call`."""
+        return FOLLOWER, _EVENTS if call.method == _EVENTS.name else FOLLOWER[call.method]
 
     def tell(self, events: Sequence[CacheEvent], refusing: bool = False) -> None:
         """Hands events over, one by one; where some were lost or come again an index may refuse them."""
@@ -230,7 +277,7 @@ class Index(Machine):
         def act(side: Side) -> None:
             for event in events:
                 try:
-                    side.index.apply(event)
+                    self.follow(side, event)
                 except Exception:
                     if not refusing:
                         raise
@@ -245,28 +292,7 @@ class Index(Machine):
     @operation
     def follow_in_vain(self, place: int) -> None:
         """An index is handed an object that is not an event."""
-        self.call(f"index.apply({_NO_EVENTS[place]!r})", lambda side: side.index.apply(_NO_EVENTS[place]), "MAN-12")
-
-
-class _Followed:
-    """A follower, asked as an index is: for the leading tokens of a prompt that are cached in group 0."""
-
-    def __init__(self, names: Backend, page_size: int) -> None:
-        self._follower = names.get("CacheFollower")()
-        self._page_size = page_size
-        if hasattr(self._follower, "events"):
-            self.events = self._follower.events
-
-    def apply(self, event: CacheEvent) -> None:
-        """Follows an event."""
-        self._follower.apply([event])
-
-    def match(self, tokens: list[int]) -> int:
-        """The number of leading tokens that are cached."""
-        root = SPEC.get("init_none_hash")(_SEED)
-        hashed = SPEC.get("hash_request_tokens")
-        keys = list(hashed(SPEC.get("sha256"), self._page_size, Request("asks", tokens), none_hash=root))
-        return self._page_size * int(self._follower.num_cached_pages(keys, [0]))
+        self.call(f"index.apply({_NO_EVENTS[place]!r})", lambda side: self.follow(side, _NO_EVENTS[place]), "MAN-12")
 
 
 def _shown(events: Sequence[CacheEvent]) -> str:

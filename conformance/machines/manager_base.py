@@ -13,19 +13,18 @@ from ..backends.loading import takes_parameter
 from ..calls.datum import Call, GoneError, Pages, Prompt, Ref, Saying, resolve, said_of, written
 from ..calls.deviation import attempt
 from ..calls.interfaces import REQUEST
-from ..calls.kinds import HASHES
+from ..calls.kinds import HASHES, PLAIN
 from ..calls.manager import COUNTS, HIT_AGAIN, MANAGER, PAGE_LISTS
 from ..calls.method import Method, Table
-from ..calls.pool import POOL
-from ..calls.readings import page_views
+from ..calls.pool import POOL, Views
 from ..calls.spelling import LISTED
 from .base import Both, Field, Side
 from .calling import Calling
 from .ghost import Ghost
 from .hash import weak
 from .manager_blame import Case, ManagerBlame
-from .pool_state import event_fields, follow, order_clause, pin_fields, pool_fields, pool_options, whole_fields
-from .worlds import World
+from .pool_state import FOLLOWED, event_fields, order_clause, pin_fields, pool_fields, pool_options, whole_fields
+from .worlds import Declared, World
 
 __all__ = ["MANAGER_REF", "POOL_REF", "ManagerMachine"]
 
@@ -80,29 +79,18 @@ class ManagerMachine(ManagerBlame, Calling):
         options = pool_options((self.spec.names, self.backend.names), self.made, wanted)
         self.world, self.options, self.cases, self.ghost = world, options, {}, Ghost(world.groups)
         flags = (world.caching, True) if world.use_eagle else (world.caching,)
-
-        def act(side: Side) -> dict[str, Any]:
-            if side is not self.spec or self.takes_interval():
-                return self.parts(side, self.new_manager(side))
+        call, of_spec = self.built(0), None
+        if not self.takes_interval():
             # a backend that takes none shows which it goes by; one that shows none keeps all pages, as all once did
-            other = attempt(functools.partial(self.new_manager, self.backend)).value
+            other = attempt(lambda: self.perform(self.backend, call, self.row_of_thing(call))).value
             shown = getattr(next(iter(getattr(other, "shards", [])), other), "retention_interval", None)
-            return self.parts(side, self.new_manager(side, retention_interval=shown))
-
-        self.build(f"manager = {self.construction(world, flags)}", "MAN-2", act)
+            of_spec = self.things(call.given(retention_interval=shown))
+        self.build_things(f"manager = {self.construction(world, flags)}", "MAN-2", self.things(call), of_spec)
         self.watch(*self.state_fields())
 
     def takes_interval(self) -> bool:
         """Whether the backend's manager can be told which lengths to keep (RET-1)."""
         return self.backend.names.accepts(self.made, "retention_interval")
-
-    def new_manager(self, side: Side, **more: Any) -> Any:
-        """A manager of this world; ``more`` are other keywords, which take the places of those of the world."""
-        world = self.world
-        groups = [group.declared(n, side.names, self.spec.names) for n, group in enumerate(world.groups)]
-        flags = (world.caching, True) if world.use_eagle else (world.caching,)
-        make = functools.partial(side.names.get(self.made), *self.first, world.num_pages, groups, world.max_model_len)
-        return make(*flags, **(self.options | more))
 
     def construction(self, world: World, flags: tuple[bool, ...]) -> str:
         """The call of the constructor as a report shows it."""
@@ -114,19 +102,30 @@ class ManagerMachine(ManagerBlame, Calling):
 
     def built(self, number: int) -> Call:
         """The call of a number that constructs such a manager."""
-        world, names = self.world, self.spec.names
+        world = self.world
         given: dict[str, Any] = dict(zip(("num_shards",), self.first, strict=False))
         given["num_pages"] = world.num_pages
-        given["kv_cache_groups"] = [group.declared(place, names, names) for place, group in enumerate(world.groups)]
+        given["kv_cache_groups"] = [Declared(group, place) for place, group in enumerate(world.groups)]
         given |= {"max_model_len": world.max_model_len, "enable_caching": world.caching}
         given |= {"use_eagle": True} if world.use_eagle else {}
         return Call(None, self.made, given | self.options, number)
 
-    def parts(self, side: Side, manager: Any) -> dict[str, Any]:
-        """What a side has, beside its names."""
-        pages = page_views(manager.page_pool, "queue" not in side.names.lacks)
-        made = {"manager": manager, "pool": manager.page_pool, "pages": pages}
-        return made | (follow(side) if "enable_events" in self.options else {})
+    def row_of_thing(self, call: Call) -> Method:
+        """See `Calling.row_of_thing`: a manager's flags go by position, as a backend may have other names for them."""
+        row = super().row_of_thing(call)
+        if call.method != self.made:
+            return row
+        flags = dict.fromkeys(("enable_caching", "use_eagle"), PLAIN)
+        return replace(row, arguments={**row.arguments, **flags}, by_name=())
+
+    def things(self, manager: Call) -> dict[str, Any]:
+        """What a side has by which name, where a call makes the manager; see `Calling.build_things`."""
+        made = {"manager": manager, "pool": MANAGER_REF.to(".page_pool"), "pages": self.views()}
+        return {**made, **FOLLOWED} if "enable_events" in self.options else made
+
+    def views(self) -> Views:
+        """The views of a pool's pages."""
+        return Views(POOL_REF, not self.lacks("queue"))
 
     def state_fields(self) -> list[Field]:
         """What the managers show."""
@@ -179,7 +178,7 @@ class ManagerMachine(ManagerBlame, Calling):
         """See `Calling.row_of_call`."""
         if call.about == HIT_AGAIN.clause:
             return MANAGER, HIT_AGAIN
-        if call.target is None:
+        if call.target is None or call.target == Ref(cls.made):
             return cls.row_of(call.method)
         held = {cls.held_as.get(table.name, table.name): table for table in (POOL, *reversed(cls.tables))}
         table = PAGE_LISTS if isinstance(call.target.of, int) else held.get(call.target.of, REQUEST)

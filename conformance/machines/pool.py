@@ -13,9 +13,8 @@ from kvproof.spec.pool.hashing import PageHash, hash_request_tokens
 from ..backends.capabilities import ESSENTIALS
 from ..calls.datum import Call, GoneError, Key, Prompt, Ref, resolve
 from ..calls.method import Table
-from ..calls.pool import POOL
+from ..calls.pool import POOL, Views
 from ..calls.queue import PAGE, QUEUE
-from ..calls.readings import page_views
 from ..calls.source import Source
 from ..calls.values import EXTRA_KEYS
 from .base import Both, Field, Side
@@ -94,14 +93,15 @@ class PoolMachine(Calling):
         self.unhashed_first = bool(options.get("unhashed_first"))
         self.tells = self.seeded and bool(options.get("enable_events")) and not self.lacks("events")
         shown = "".join(f", {name}={value!r}" for name, value in options.items())
-
-        def act(side: Side) -> dict[str, Any]:
-            pool = side.names.get("PagePool")(num_pages, caching, **options)
-            other = side.names.get("PagePool")(3, True)
-            pages = page_views(pool, "queue" not in side.names.lacks)
-            return {"pool": pool, "pages": pages, "other": other.get_new_pages(1)[0], "keys": {}}
-
-        self.build(f"pool = PagePool({num_pages}, {caching}{shown})", "POOL-3", act)
+        things = {
+            "pool": Call(None, "PagePool", {"num_pages": num_pages, "enable_caching": caching, **options}),
+            "pages": Views(Ref("pool"), not self.lacks("queue")),
+            "other_pool": Call(None, "PagePool", {"num_pages": 3, "enable_caching": True}),
+            "others": Call(Ref("other_pool"), "get_new_pages", {"num_pages": 1}),
+            "other": Ref("others", (0,)),
+            "keys": {},
+        }
+        self.build_things(f"pool = PagePool({num_pages}, {caching}{shown})", "POOL-3", things)
         for side in (self.spec, self.backend):
             side.find_key = lambda key, side=side: self._own_key(side, key)
         self.check("POOL-3", "pages of a fresh pool", list(range(num_pages)), lambda: sorted(self.backend.pages))

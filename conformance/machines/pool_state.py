@@ -5,13 +5,14 @@ import operator
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from ..calls.datum import New
 from ..calls.manager import event
-from .base import SPEC, Field, Machine, Side
+from .base import SPEC, Field, Machine
 
 __all__ = [
+    "FOLLOWED",
     "TAKEN",
     "event_fields",
-    "follow",
     "follower_field",
     "order_clause",
     "pin_fields",
@@ -164,13 +165,12 @@ TAKEN = ("events", "cached map of a follower")
 """The fields for which events are taken off a manager."""
 
 
-def follow(side: Side) -> dict[str, Any]:
-    """What a side is given so that its events are compared: what was told so far, and a follower of its own."""
-    return {"told": [], "follower": side.names.get("CacheFollower")()}
+FOLLOWED: Mapping[str, Any] = {"told": [], "follower": New("CacheFollower")}
+"""What a side has by which name so that its events are compared: what was told so far, and a follower of its own."""
 
 
 def event_fields(counters: bool) -> tuple[Field, ...]:
-    """Events, a follower of them, and counters (MAN-12). A side has what `follow` makes, beside its ``manager``.
+    """Events, a follower of them, and counters (MAN-12). A side has `FOLLOWED`, beside its ``manager``.
 
     Args:
         counters: whether there are any.

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
-from ..calls.datum import Key, Ref
+from ..calls.datum import Call, Key, New, Ref
 from ..calls.method import Table
 from ..calls.queue import PAGE, QUEUE
 from ..calls.readings import page_ids
@@ -34,16 +34,15 @@ class Queue(Calling):
     def construct(self, num_pages: int, queued: int) -> None:
         """A queue of some pages stands in the order given."""
         queued = min(queued, num_pages)
-
-        def act(side: Side) -> dict[str, Any]:
-            pages = {page_id: side.names.get("CachePage")(page_id) for page_id in range(num_pages)}
-            members = [pages[page_id] for page_id in range(queued)]
-            other_queue = side.names.get("FreeCachePageQueue")([side.names.get("CachePage")(9)])
-            queue = side.names.get("FreeCachePageQueue")(members)
-            other = other_queue.get_all_free_pages()[0]
-            return {"pages": pages, "queue": queue, "other_queue": other_queue, "other": other}
-
-        self.build(f"queue = FreeCachePageQueue({list(range(queued))})  # of {num_pages} pages", "POOL-3", act)
+        things = {
+            "pages": {page_id: New("CachePage", (page_id,)) for page_id in range(num_pages)},
+            "queue": Call(None, "FreeCachePageQueue", {"pages": list(map(self.ref, range(queued)))}),
+            "other": New("CachePage", (9,)),
+            "other_queue": Call(None, "FreeCachePageQueue", {"pages": [Ref("other")]}),
+        }
+        self.build_things(
+            f"queue = FreeCachePageQueue({list(range(queued))})  # of {num_pages} pages", "POOL-3", things
+        )
         for side in (self.spec, self.backend):
             side.find_key = lambda key, side=side: self._made_by_hand(side, key)
         self.watch(

@@ -2,18 +2,18 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
-from ..calls.datum import Ref
+from ..calls.datum import Call, Ref
 from ..calls.judging import equal
 from ..calls.manager import MOST_PAGES, SHARDS, StrangePage
-from ..calls.readings import page_views
 from .base import Field, Side
 from .draws import NO_INTS, Drawing
 from .groups import MIXED, GroupSteps
+from .manager_base import MANAGER_REF
 from .pool_state import pool_fields
 from .properties import operation, start, step
 from .swap import SwapSteps
@@ -28,6 +28,29 @@ _OPTIONS: tuple[dict[str, Any], ...] = (
     {"num_host_pages": 12},
     {"num_host_pages": 4, "unhashed_first": True},
 )
+
+
+@dataclass(frozen=True)
+class SidesOfShards:
+    """For each shard of a side's manager a side that has it, its pool and its pages.
+
+    Attributes:
+        count: how many shards there are.
+    """
+
+    count: int
+
+    def made_on(self, holder: Any) -> list[Side]:
+        """They have what the side itself has by other names."""
+        sides = [Side(holder.names) for _ in range(self.count)]
+        for number, side in enumerate(sides):
+            own = {name: holder.thing(Ref(f"{name}_{number}")) for name in ("pool", "pages")}
+            side.put({"manager": holder.manager.shards[number], **own})
+        return sides
+
+    def as_python(self, write: Callable[[Any], str]) -> str:
+        """The shards themselves."""
+        return write(MANAGER_REF.to(".shards"))
 
 
 class Shards(SwapSteps):
@@ -56,14 +79,14 @@ class Shards(SwapSteps):
 
     # -- What a side has, and shows -------------------------------------------------------------------------
 
-    def parts(self, side: Side, manager: Any) -> dict[str, Any]:
-        """See `ManagerMachine.parts`."""
-        shards = []
-        for shard in manager.shards:
-            shards.append(Side(side.names))
-            pages = page_views(shard.page_pool, "queue" not in side.names.lacks)
-            shards[-1].put({"manager": shard, "pool": shard.page_pool, "pages": pages})
-        return {"manager": manager, "shards": shards, "pool": shards[0].pool, "pages": shards[0].pages}
+    def things(self, manager: Call) -> dict[str, Any]:
+        """See `ManagerMachine.things`: the pool of each shard and the views of its pages, too."""
+        (count,) = self.first
+        made: dict[str, Any] = {"manager": manager}
+        for number in range(count):
+            made[f"pool_{number}"] = MANAGER_REF.to(".shards", number, ".page_pool")
+            made[f"pages_{number}"] = replace(self.views(), pool=Ref(f"pool_{number}"))
+        return made | {"shards": SidesOfShards(count), "pool": Ref("pool_0"), "pages": Ref("pages_0")}
 
     def state_fields(self) -> list[Field]:
         """See `ManagerMachine.state_fields`: where requests live, and every pool."""
@@ -99,7 +122,8 @@ class Shards(SwapSteps):
     def turn_to(self, number: int) -> None:
         """From now on a side's ``pool`` and ``pages`` are those of a shard."""
         for side in (self.spec, self.backend):
-            side.put({"pool": side.shards[number].pool, "pages": side.shards[number].pages})
+            for name in ("pool", "pages"):
+                self.make(side, name, Ref(f"{name}_{number}"))
 
     def held(self, name: str) -> list[list[int]]:
         """See `ManagerMachine.held`."""
@@ -154,7 +178,7 @@ class Shards(SwapSteps):
         length = 2 * self.unit
         strange = data.one_of([False, False, True])
 
-        null, first, second = (Ref("shards", (shard, ".pages", page)) for shard, page in ((0, 0), (0, 1), (1, 1)))
+        null, first, second = (Ref(f"pages_{shard}", (page,)) for shard, page in ((0, 0), (0, 1), (1, 1)))
         pages: list[list[Any]] = [[null] * (length // known.page_size) for known in self.world.groups]
         pages[group][-2:] = [StrangePage() if strange else first, second]
         self.hit_with(name, pages, length)

@@ -40,9 +40,12 @@ class Side:
             """What a machine put there under a name."""
 
     def thing(self, ref: Ref) -> Any:
-        """What a `Ref` names on this side; raises `GoneError` if there is no such thing."""
+        """What a `Ref` names on this side, or of the backend; raises `GoneError` if there is no such thing."""
         try:
-            found = self.results[ref.of] if isinstance(ref.of, int) else getattr(self, ref.of)
+            if isinstance(ref.of, int):
+                found = self.results[ref.of]
+            else:
+                found = vars(self)[ref.of] if ref.of in vars(self) else getattr(self.names.holder, ref.of)
             for step in ref.path:
                 if isinstance(step, int):
                     found = found[step]

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from ..backends.levels import LEVELS
 from ..calls.arrays import DTYPES, HEAD_SIZES, SIZES
+from ..calls.datum import Call, New, Ref
+from ..calls.interfaces import plain_row
 from ..calls.method import Table
 from .base import Side
 from .calling import Calling, Calls
@@ -21,6 +23,13 @@ _SHOWN = (
     *("num_page_shards", "kv_head_packing", "storage_head_dim", "storage_num_combined_kv_heads"),
     *("storage_num_kv_groups", "is_v2", "is_v3", "version", "page_size"),
 )
+
+
+_CREATE = plain_row(
+    "create",
+    ("mesh", "partition_manager", "kvdtype", "num_hidden_layers", "num_kv_heads", "max_model_length"),
+)
+"""How metadata is made of a budget."""
 
 
 class _Mesh:
@@ -64,17 +73,15 @@ class Sizing(Calling):
             layers * size * (layout.rows * layout.columns * np.dtype(dtype).itemsize + scaled * 8 * layout.heads)
         )
 
-        def act(side: Side) -> Any:
-            make = side.names.get("RaggedPagesCacheMetaData").create
-            options = {"k_headdim": keys, "v_headdim": values, "page_size": size, "version": version}
-            options |= {"budget_bytes": budget} | ({"slot_scales": True} if scaled else {})
-            return make(mesh, side.names.get("AxisRules")(), dtype, layers, heads, 100, **options)
-
+        first = dict(zip(_CREATE.arguments, (mesh, New("AxisRules"), dtype, layers, heads, 100), strict=True))
+        options = {"k_headdim": keys, "v_headdim": values, "page_size": size, "version": version}
+        options |= {"budget_bytes": budget} | ({"slot_scales": True} if scaled else {})
+        call = Call(Ref("RaggedPagesCacheMetaData"), "create", first | options)
         made = self.call(
             f"RaggedPagesCacheMetaData.create({mesh}, AxisRules(), {dtype!r}, {layers}, {heads}, 100, "
             f"k_headdim={keys}, v_headdim={values}, page_size={size}, version={version!r}, budget_bytes={budget}, "
             f"slot_scales={scaled})",
-            act,
+            lambda side: self.perform(side, call, _CREATE),
             "CACHE-1",
             _shown,
         )

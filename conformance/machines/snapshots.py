@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -88,8 +88,10 @@ class Restoring(GroupSteps):
             if side is self.spec:
                 return None
             shot = as_json(side.manager if own else self.spec.manager)
-            manager = side.names.get("CacheManager").restore(shot, list(self.known.values()), **self.hashed())
-            side.put({"manager": manager, "pool": manager.page_pool, "pages": _views(manager.page_pool)})
+            given = {"snapshot": OwnSnapshot(shot) if own else shot, "requests": list(self.known.values())}
+            manager = Call(Ref(self.made), "restore", {**given, **self.hashed()})
+            for name, value in (("manager", manager), ("pool", MANAGER_REF.to(".page_pool")), ("pages", self.views())):
+                self.make(side, name, value)
             return shot
 
         line = "manager" if own else "<the specification's manager>"
@@ -140,19 +142,24 @@ def as_json(manager: Any) -> Any:
 
 @dataclass(frozen=True)
 class OwnSnapshot:
-    """The snapshot of a side's own manager, written and read back."""
+    """The snapshot of a side's own manager, written and read back.
+
+    Attributes:
+        shot: it, where it was made before the call; else it is made for it.
+    """
+
+    shot: Any = None
 
     def made_on(self, holder: Holder) -> Any:
-        """It is made for the call."""
-        return as_json(holder.thing(MANAGER_REF))
+        """It, or that of now."""
+        return as_json(holder.thing(MANAGER_REF)) if self.shot is None else self.shot
+
+    def as_python(self, write: Callable[[Any], str]) -> str:
+        """The call that makes it."""
+        return f"{write(MANAGER_REF)}.snapshot()"
 
     def __str__(self) -> str:
         return "manager.snapshot()"
-
-
-def _views(pool: Any) -> dict[int, Any]:
-    """Views of a pool's pages by id, the null page's first."""
-    return {int(page.page_id): page for page in pool.pages}
 
 
 _PINS = {"max_pinned_pages": 12}

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from kvproof.spec.declarations import EngineRequestStatus, Request
 
 from ..backends.loading import Backend
-from ..calls.datum import Call
+from ..calls.datum import Call, resolve
 from ..calls.kinds import numbers_of
 from ..calls.manager import MANAGER, SHARDS
 from ..calls.method import Table, bound
 from ..calls.readings import page_views
 from .base import Both, Charge, Field, Machine, Nothing, Side
 from .meetings import Meetings
-from .pool_state import event_fields, follow, order_clause, pin_fields, pool_fields, pool_options, whole_fields
+from .pool_state import FOLLOWED, event_fields, order_clause, pin_fields, pool_fields, pool_options, whole_fields
 from .properties import start
 from .session import TracedStep
 from .shards import of_every_shard
@@ -228,7 +228,8 @@ class SoakBase(Machine):
             for shard, own in zip(shards, manager.shards, strict=True):
                 shard.put(self.parts_of(own))
             return {"manager": manager, "shards": shards, "pool": shards[0].pool}
-        return self.parts_of(manager) | {"shards": [side]} | (follow(side) if "enable_events" in self.options else {})
+        followed = resolve(FOLLOWED, side) if "enable_events" in self.options else {}
+        return self.parts_of(manager) | {"shards": [side]} | followed
 
     def _fields_of_shards(self) -> tuple[Field, ...]:
         return (

@@ -15,6 +15,7 @@ from ..backends.levels import LEVELS
 from ..calls.arrays import ATTENTION
 from ..calls.datum import Call, Ref
 from ..calls.deviation import attempt
+from ..calls.interfaces import BUILDS
 from ..calls.kinds import numbers_of
 from ..calls.method import Method
 from ..calls.method import Table as Interface
@@ -79,13 +80,13 @@ class TableMachine(Calling):
                 hide what it looks for: it waits until the device has all that is on its way.
         """
         self.looking, self.several, self.max_tokens = looking, name == TABLES.owner, arguments[2]
-
-        def act(side: Side) -> dict[str, Any]:
-            table = side.names.get(name)(*arguments)
-            tables = list(table.page_tables) if self.several else [table]
-            return {"table": table, "tables": tables, "handles": [], "epoch": 0}
-
-        self.build(f"table = {name}({', '.join(map(repr, arguments))})", "TAB-1", act)
+        things = {
+            "table": Call(None, name, dict(zip(BUILDS[name].arguments, arguments, strict=True))),
+            "tables": Ref("table", (".page_tables",)) if self.several else [Ref("table")],
+            "handles": [],
+            "epoch": 0,
+        }
+        self.build_things(f"table = {name}({', '.join(map(repr, arguments))})", "TAB-1", things)
         self.watch(
             Field("pages in a row", "TAB-1", _counts),
             Field("host rows", "TAB-1", _host, blame=self._blame_padding),

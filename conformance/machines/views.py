@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 from ..backends.levels import LEVELS
 from ..backends.loading import Backend
 from ..calls.arrays import CACHE, VIEW
-from ..calls.datum import Call, Ref
+from ..calls.datum import Call, New, Ref, Spelled
+from ..calls.interfaces import BUILDS, plain_row
 from ..calls.method import Method, Table
 from ..calls.source import Source
 from ..calls.spelling import NUMBERS, Spelling
+from ..calls.table import TABLE
 from ..calls.values import signed
 from .arrays import FINE_BITS, SLIGHT, Array, Near, exact, shape_and_type, worst
-from .base import Both, Machine, Side
+from .base import Both, Side
 from .cache import rounding
 from .calling import Calling, Calls
 from .draws import Drawing
@@ -35,8 +37,12 @@ _FIELDS = (
 )
 
 
-class ViewMachine(Machine):
-    """A view, a table and a builder of metadata on each side; what every slot holds is known here.
+_BUILDER = Table("builder", "MetadataBuilder", (plain_row("build", ("table", "num_computed", "num_new")),))
+"""What makes the metadata of steps."""
+
+
+class ViewMachine(Calling):
+    """A view, a builder of metadata and tables on each side, ``table_0`` first; what every slot holds is known here.
 
     Attributes:
         layout: what the caches hold and how.
@@ -47,9 +53,22 @@ class ViewMachine(Machine):
     needs: ClassVar[tuple[str, ...]] = (
         *("RaggedPagesCacheMetaData", "RaggedPagesCacheView", "MetadataBuilder", "PageTable", "AxisRules"),
     )
+    tables: ClassVar[tuple[Table, ...]] = (VIEW, CACHE)
     layout: Layout
     shards: int = 1
     holds: dict[int, tuple[Array, Array]]
+
+    @classmethod
+    def rows(cls) -> list[Method]:
+        """See `Calling.rows`: none is drawn alone."""
+        return []
+
+    @classmethod
+    def row_of_call(cls, call: Call) -> tuple[Table, Method]:
+        """See `Calling.row_of_call`."""
+        held = {"cache": CACHE, CACHE.owner: CACHE, "builder": _BUILDER, "planner": _BUILDER}
+        table = VIEW if call.target is None else held.get(str(call.target.of), VIEW)
+        return table, table[call.method]
 
     def known_to_it(self, layout: Layout) -> Layout:
         """A layout, or the simplest where the backend has none such."""
@@ -63,34 +82,52 @@ class ViewMachine(Machine):
         self.layout, self.shards, self.holds = layout, shards[0], {}
         table = np.random.default_rng(layout.heads).permutation(np.arange(1, _PAGES))[: _ROWS * 2].reshape(_ROWS, 2)
 
+        metadata = {
+            "num_hidden_layers": 1,
+            "max_model_length": _WIDTH * layout.page_size,
+            "num_kv_heads": layout.heads,
+            "k_headdim": layout.dims[0],
+            "v_headdim": layout.dims[1],
+            "page_size": layout.page_size,
+            "num_pages": _PAGES,
+            "version": layout.version,
+            "_kvdtype_str": layout.dtype,
+            "num_head_shards": shards[1],
+            "num_page_shards": shards[0],
+            "slot_scales": layout.scaled,
+        }
+        begun = {
+            "mesh": mesh,
+            "metadata": New("RaggedPagesCacheMetaData", (), tuple(metadata.items())),
+            "layer_index": 0,
+            "partition_manager": New("AxisRules"),
+        }
+        things = {"view": Call(Ref(VIEW.owner), "init", begun), "builder": self.builder([_TOKENS], slices)}
+        sizes = dict(zip(BUILDS[TABLE.owner].arguments, (_ROWS, _WIDTH, _TOKENS), strict=True))
+
         def act(side: Side) -> dict[str, Any]:
-            get = side.names.get
-            metadata = get("RaggedPagesCacheMetaData")(
-                num_hidden_layers=1,
-                max_model_length=_WIDTH * layout.page_size,
-                num_kv_heads=layout.heads,
-                k_headdim=layout.dims[0],
-                v_headdim=layout.dims[1],
-                page_size=layout.page_size,
-                num_pages=_PAGES,
-                version=layout.version,
-                _kvdtype_str=layout.dtype,
-                num_head_shards=shards[1],
-                num_page_shards=shards[0],
-                slot_scales=layout.scaled,
-            )
-            view = get("RaggedPagesCacheView").init(mesh, metadata, 0, get("AxisRules")())
-            tables = [get("PageTable")(_ROWS, _WIDTH, _TOKENS) for _ in range(shards[0])]
-            for each in tables:
+            for name, value in things.items():
+                self.make(side, name, value)
+            for number in range(shards[0]):
+                self.make(side, f"table_{number}", Call(None, TABLE.owner, sizes))
                 for row, pages in enumerate(table.tolist()):
-                    each.add_row(pages, row)
-            options = {"version": layout.version, "token_sizes": [_TOKENS], "slices": slices}
-            builder = get("MetadataBuilder")(layout.page_size, _ROWS, _WIDTH, _TOKENS, **options)
-            return {"view": view, "tables": tables, "builder": builder}
+                    given = {"page_ids": pages, "row_idx": row}
+                    self.perform(side, Call(Ref(f"table_{number}"), "add_row", given), TABLE["add_row"])
+            return {}
 
         self.table = table
         line = f"view, builder = {layout}, slices={slices}, rows {table.tolist()}{f', {mesh}' if mesh else ''}"
         self.build(line, "CACHE-2", act)
+
+    def builder(self, sizes: list[int] | None, slices: bool) -> New:
+        """What makes the metadata of steps, padded to one of some sizes."""
+        options = {"version": self.layout.version, "token_sizes": sizes, "slices": slices}
+        return New("MetadataBuilder", (self.layout.page_size, _ROWS, _WIDTH, _TOKENS), tuple(options.items()))
+
+    def step_by(self, side: Side, builder: str, number: int, computed: Any, new: Any) -> Any:
+        """The metadata of a step of one pool, which one of a side's builders makes."""
+        given = {"table": Ref(f"table_{number}"), "num_computed": computed, "num_new": new}
+        return self.perform(side, Call(Ref(builder), "build", given), _BUILDER["build"])
 
     def draw_step(self, data: Drawing) -> list[tuple[list[int], list[int]]]:
         """Draws for each pool the computed and the new tokens of the first rows."""
@@ -105,8 +142,8 @@ class ViewMachine(Machine):
         """The metadata of a step, on both sides, its numbers spelled; of several pools one behind the other."""
 
         def act(side: Side) -> Any:
-            given = [list(map(spelling.of, step)) for step in steps]
-            parts = [side.builder.build(table, *step) for table, step in zip(side.tables, given, strict=True)]
+            spelled = [[Spelled(spelling, tuple(numbers)) for numbers in step] for step in steps]
+            parts = [self.step_by(side, "builder", number, *step) for number, step in enumerate(spelled)]
             return parts[0] if len(parts) == 1 else side.names.get("RaggedPagesMetadata").stack(parts)
 
         shown = ", ".join(" + ".join(map(spelling.source, step)) for step in steps)
@@ -204,13 +241,12 @@ class ViewMachine(Machine):
             self.differ(clause, *near.told(place, seen))
 
 
-class Views(ViewMachine, Calling):
+class Views(ViewMachine):
     """One device: every layout and type; what is written by slots, by slices, in one axis of tokens or in two."""
 
     name = "views"
     levels = frozenset(LEVELS)
     capability = "caches"
-    tables: ClassVar[tuple[Table, ...]] = (VIEW, CACHE)
     examples, num_steps = 16, 8
     known: ClassVar[tuple[Layout, ...]] = (
         Layout(),
@@ -237,28 +273,20 @@ class Views(ViewMachine, Calling):
         """Gives both sides what good calls are given, and a cache of a layer."""
         shape = (_TOKENS, 2 * self.layout.heads, self.layout.dims[0])
         key, value = self.new_tokens(0)
-        arrays = {"queries": signed(7, shape), "key": key, "value": value}
-
-        def act(side: Side) -> dict[str, Any]:
-            rules = side.names.get("AxisRules")()
-            made = arrays | {"rules": rules, "step": side.builder.build(side.tables[0], [0], [1])}
-            if not self.backend.names.offers("RaggedPagesCache"):
-                return made
-            cache = side.names.get("RaggedPagesCache").init_cache(None, side.view.metadata, rules)
-            return made | {"cache": cache, "block": cache.export_pages([1], [1])}
-
-        self.build("cache = RaggedPagesCache.init_cache(None, view.metadata, AxisRules())", "CACHE-1", act)
+        step = {"table": Ref("table_0"), "num_computed": [0], "num_new": [1]}
+        things: dict[str, Any] = {"queries": signed(7, shape), "key": key, "value": value}
+        things |= {"rules": New("AxisRules"), "step": Call(Ref("builder"), "build", step)}
+        if self.backend.names.offers(CACHE.owner):
+            begun = {"mesh": None, "metadata": Ref("view", (".metadata",)), "partition_manager": Ref("rules")}
+            things["cache"] = Call(Ref(CACHE.owner), "init_cache", begun)
+            things["block"] = Call(Ref("cache"), "export_pages", {"page_ids": [1], "num_slots": [1]})
+        line = "cache = RaggedPagesCache.init_cache(None, view.metadata, AxisRules())"
+        self.build_things(line, "CACHE-1", things)
 
     @classmethod
     def rows(cls) -> list[Method]:
         """See `Calling.rows`: the methods of a view and of a cache."""
         return [row for table in cls.tables for row in table if row.spoils or row.weight]
-
-    @classmethod
-    def row_of_call(cls, call: Call) -> tuple[Table, Method]:
-        """See `Calling.row_of_call`."""
-        table = CACHE if call.target == Ref("cache") else VIEW
-        return table, table[call.method]
 
     def target_of(self, table: Table, source: Source) -> Ref:
         """See `Calling.target_of`."""
@@ -310,9 +338,8 @@ class Views(ViewMachine, Calling):
         """Builds a step's metadata by a builder of these sizes."""
 
         def act(side: Side) -> Any:
-            shape = (self.layout.page_size, _ROWS, _WIDTH, _TOKENS, self.layout.version)
-            builder = side.names.get("MetadataBuilder")(*shape, token_sizes=sizes, slices=slices)
-            return builder.build(side.tables[0], computed, new)
+            self.make(side, "planner", self.builder(sizes, slices))
+            return self.step_by(side, "planner", 0, computed, new)
 
         line = f"MetadataBuilder(..., token_sizes={sizes}, slices={slices}).build(table, {computed}, {new})"
         self.call(line, act, "TAB-7", self.described)

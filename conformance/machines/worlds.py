@@ -12,6 +12,7 @@ from hypothesis.strategies import DrawFn
 from ..backends.loading import Backend
 from ..calls.datum import Holder, smaller
 from ..calls.spelling import TOKENS, Spelling
+from .base import SPEC
 from .draws import token_lists
 
 __all__ = ["ATTENTION", "KINDS", "STATES", "Declared", "Group", "World", "worlds"]
@@ -128,7 +129,7 @@ class Declared:
 
     def made_on(self, holder: Holder) -> Any:
         """Its declaration by a side's own classes."""
-        return self.group.declared(self.number, holder.names, holder.names, self.dtype)
+        return self.group.declared(self.number, holder.names, SPEC, self.dtype)
 
     def __str__(self) -> str:
         return f"{self.group} of layer {self.number}" + (f", {self.dtype!r}" if self.dtype != "float32" else "")

@@ -13,8 +13,7 @@ import numpy as np
 from kvproof.spec import declarations
 
 from ..calls.datum import Call, Minus, Prompt, Ref, Spelled, written
-from ..calls.follower import FOLLOWER
-from ..calls.interfaces import INTERFACES, REQUEST, plain_row
+from ..calls.interfaces import BUILDS, FUNCTIONS, REQUEST, TABLES_BY_OWNER
 from ..calls.method import Method, Table
 from ..calls.pool import POOL
 from ..calls.queue import PAGE, QUEUE
@@ -22,8 +21,7 @@ from ..calls.spelling import Spelling
 from ..calls.table import TABLE
 
 __all__ = [
-    *("BUILDS", "FUNCTIONS", "TABLES_BY_OWNER", "Entry", "FileError", "Rows", "arguments_of"),
-    *("entry_of", "made_by", "read_script"),
+    *("Entry", "FileError", "Rows", "arguments_of", "entry_of", "made_by", "read_script"),
 ]
 
 
@@ -31,21 +29,8 @@ class FileError(Exception):
     """A file that says no sequence of calls; the message is one line and says where."""
 
 
-TABLES_BY_OWNER: Mapping[str, Table] = {table.owner: table for table in (*INTERFACES, REQUEST) if table.owner}
-
 _KEYS = ("hash_seed", "hash_function")
 """Options of all that has keys; a log does not keep them, so that the rows don't name them."""
-
-BUILDS: Mapping[str, Method] = {
-    **{owner: table[owner] for owner, table in TABLES_BY_OWNER.items() if owner in table.by_name},
-    PAGE.owner: plain_row(PAGE.owner, ("page_id",), "build"),
-    QUEUE.owner: plain_row(QUEUE.owner, ("pages",), "build"),
-    FOLLOWER.owner: plain_row(FOLLOWER.owner, (), "build"),
-}
-"""How each class is constructed."""
-
-FUNCTIONS: Mapping[str, Method] = {row.name: row for table in INTERFACES if not table.owner for row in table}
-"""The functions of the interface."""
 
 _PARTS: Mapping[tuple[str, str], Table] = {
     ("manager", ".page_pool"): POOL,

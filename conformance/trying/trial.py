@@ -170,15 +170,6 @@ class _Known:
         return "PIN-2" if self.ranks_any() else "POOL-3"
 
 
-class _Names(Side):
-    """A side whose public names are there by name, too."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or not self.names.offers(name):
-            raise AttributeError(name)
-        return self.names.get(name)
-
-
 class Trial:
     """A sequence of calls on a backend and on the specification.
 
@@ -186,7 +177,6 @@ class Trial:
         backend: the backend.
         level: at ``exact`` the backend must do as the specification does; at ``safe`` page ids, their order and what
             look-ups find may be others, and any exception is a refusal.
-        side: what makes the calls on the backend; None for what does nothing else.
 
     Attributes:
         spec: the specification's side.
@@ -194,9 +184,9 @@ class Trial:
         strayed: whether a look-up has found something else than the specification's: then nothing is decided any more.
     """
 
-    def __init__(self, backend: Backend, level: Level, side: Side | None = None) -> None:
-        self.spec: Side = _Names(SPEC)
-        self.backend: Side = _Names(backend) if side is None else side
+    def __init__(self, backend: Backend, level: Level) -> None:
+        self.spec = Side(SPEC)
+        self.backend = Side(backend)
         self.strayed = False
         self._rows = Rows()
         self._level = level

@@ -17,6 +17,7 @@ from kvproof.conformance import load_backend
 from kvproof.conformance.calls.arrays import ATTENTION
 from kvproof.conformance.calls.datum import Call, Key, Minus, Pages, Prompt, Ref, Saying, Slot, Spelled
 from kvproof.conformance.calls.documents import calls_from_json, calls_to_json, parsed_ref, value_to_json
+from kvproof.conformance.calls.interfaces import BUILDS, FUNCTIONS, TABLES_BY_OWNER
 from kvproof.conformance.calls.spelling import Spelling
 from kvproof.conformance.cli import main
 from kvproof.conformance.machines.batch import Batch
@@ -26,7 +27,7 @@ from kvproof.conformance.machines.sides import Both
 from kvproof.conformance.machines.swap import Swap
 from kvproof.conformance.machines.table import MultiTable, Table
 from kvproof.conformance.search.runner import run_machine
-from kvproof.conformance.trying.script import BUILDS, FUNCTIONS, TABLES_BY_OWNER, read_script
+from kvproof.conformance.trying.script import read_script
 from kvproof.spec import CacheSalt, PageStored
 
 from .broken import FreesBackwards

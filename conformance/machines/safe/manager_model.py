@@ -63,7 +63,9 @@ class ManagerModel(Alone, GroupSteps):
         flags = (world.caching, True) if world.use_eagle else (world.caching,)
 
         line = f"manager = {self.construction(world, flags)}"
-        self.build_backend(line, "MAN-2", lambda side: self.parts(side, self.new_manager(side)))
+        call = self.built(0)
+        row = self.row_of_thing(call)
+        self.build_backend(line, "MAN-2", lambda side: self.parts(side, self.perform(side, call, row)))
         self.show_fields(self.readers())
         self.settle("MAN-2")
 

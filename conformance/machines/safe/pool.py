@@ -175,6 +175,8 @@ class SafePool(PoolMachine):
 
     def perform(self, side: Side, call: Call, row: Method) -> Any:
         """See `Calling.perform`: where a backend may choose pages it goes first."""
+        if call.target != Ref("pool"):
+            return super().perform(side, call, row)
         if side is self.backend and self.first is not None:
             first, self.first = self.first, None
             if first.error is not None:
