@@ -325,7 +325,8 @@ class SoakBase(Machine):
             return self.world.num_pages / _A_STEP
         *arguments, _ = step.drawn
         place, each = _CALLS.get(step.name, (0, 0))
-        calls = each * min(arguments[place], MOST_CALLS) if each else 1
+        most = MOST_CALLS if step.name == "rank_often" else self.rows  # no more requests than that are live
+        calls = each * min(arguments[place], most) if each else 1
         return (self.count_work(step.name, arguments) + _A_CALL * (calls - 1)) / _A_STEP
 
     def looks_at_all(self) -> bool:

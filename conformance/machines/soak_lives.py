@@ -52,6 +52,9 @@ _KEEPING = ("full", "mla", "full full", "full window")
 
 _GIVING_BACK = ("window", "chunk", "full window", "full chunk")
 
+_LETTING_GO = ("window", "full window", "full window", "full chunk", "full aligned", "full aligned", "window aligned")
+"""Groups of which the last one lets go of pages while a request is live."""
+
 _POLICIES: tuple[dict[str, Any], ...] = ({"eviction": "reuse"}, {"eviction": "adaptive"})
 
 _OPTIONS: tuple[dict[str, Any], ...] = (
@@ -127,10 +130,13 @@ class Life:
         self._texts: list[list[list[int]]] = []
         self._number = 0
         self._now = 0.0
+        self._served = ""
+        """The request that came just now and is to go on alone; "" if there is none."""
         self._often = chance.some(_ACTS, 3, 2)
         self._theme = "small" if is_small else _dealt(seed, number, ["many", "long", "any", "decoding"])
         self._commits = self._theme == "long" and chance.one_of([True, False])  # which compiles a program each time
         self._decodes = self._theme == "decoding"  # a few requests, for long, whose windows leave pages behind
+        self._serves = is_small and number % 5 < 2  # one request after another, page by page, in a pool without room
         self._shares = self._theme == "many" and number // 4 % 2 == 0  # whoever comes hits what the first one published
         if is_small:  # always the same number, as tables of each shape are compiled
             self.rows = _FEW_LIVE
@@ -179,13 +185,27 @@ class Life:
     def _small_world(self) -> World:
         """A world in which a request holds a few pages, and the pool has room for one or two of them."""
         chance = self._chance
-        kinds = _dealt(self._seed, self._life, _GROUPS).split()
-        groups = tuple(Group(kind, chance.integer(1, 3), chance.integer(1, 6)) for kind in kinds)
-        held = sum(-(-_SHORT // group.page_size) for group in groups)
+        dealt = _dealt(self._seed, self._life, _GROUPS)
+        kinds = (chance.one_of(_LETTING_GO) if self._serves else dealt).split()
+        groups = tuple(self._small_group(kind, place == len(kinds)) for place, kind in enumerate(kinds, 1))
+        held = sum(2 if self._serves and g.gives_back else -(-_SHORT // g.page_size) for g in groups)
         options = dict(_dealt(self._seed, self._life, (*_OPTIONS, *_POLICIES, *_POLICIES, *_POLICIES)))
         if any(group.gives_back for group in groups) and chance.rarely():
             options["retention_interval"] = chance.one_of([None, 4 * lcm(*(group.page_size for group in groups))])
-        return World(held + chance.integer(2, held + 2), groups, _SHORT, True, chance.rarely(), options)
+        room = chance.integer(1, 3) if self._serves else chance.integer(2, held + 2)
+        return World(held + room, groups, _SHORT, True, chance.rarely(), options)
+
+    def _small_group(self, kind: str, is_last: bool) -> Group:
+        """A group with small pages.
+
+        Where requests are served one after another, the last group lets go of a page with each that it fills, and
+        pages of the group before are larger, so that hits end at some of its own only (RET-3).
+        """
+        size = self._chance.integer(1, 3)
+        if not self._serves:
+            return Group(kind, size, self._chance.integer(1, 6))
+        size = 1 if is_last else max(size, 2)
+        return Group(kind, size, size + 1)
 
     def _some_shards(self) -> int:
         """Two or three shards, which share the pages of a large world; options that their managers have."""
@@ -211,7 +231,10 @@ class Life:
         if not self._number:
             (self._arrive_many if self._theme == "many" else self._arrive)(soak)
         while not self._plans:
-            self._plan(soak)
+            if self._served in soak.running():
+                self._go_on_alone(soak)
+            else:
+                self._plan(soak)
         return self._plans.pop(0)
 
     def _plan(self, soak: "Soak") -> None:
@@ -222,6 +245,7 @@ class Life:
             acts += [self._step] * 8 + [self._go_on] * 3 + [self._go] * 3 + [self._go_many] + [self._mirror]
             acts += [self._decode] * 8 * self._decodes
             acts += [self._count] * 3 * bool(self.prompt and soak.offers("manager", "get_num_common_prefix_pages"))
+        acts += [self._serve] * 12 * self._serves
         acts += [self._tidy, self._forget]
         acts += [self._rank] * 2 if soak.has("pin_prefix") else []
         acts += [self._move] * 3 if soak.has("swap_out") else []
@@ -333,6 +357,22 @@ class Life:
             count = self._chance.size(self._chance.one_of([8, 64]))
             self._plans += [("step", (_EVERYONE, page, 0, False, False))] * min(count, left // page)
         self._mirror(soak)
+
+    def _serve(self, soak: "Soak") -> None:
+        """A request comes, as a rule when the others have gone; see `_go_on_alone`."""
+        if soak.running() and self._chance.integer(0, 3):
+            self._plans.append(("go_many", (_EVERYONE, False)))
+        self._arrive(soak)
+        self._served = f"q{self._number}"
+
+    def _go_on_alone(self, soak: "Soak") -> None:
+        """The request that came goes on by a page at a time, and goes as a rule."""
+        chance, name, self._served = self._chance, self._served, ""
+        page = min(group.page_size for group in self.world.groups)
+        left = self.world.max_model_len - soak.cases[name].given
+        self._plans += [("go_on", (name, page, 0, False))] * min(chance.size(_SHORT), left // page)
+        if chance.integer(0, 3):
+            self._plans.append(("go", (name, None)))
 
     def _go_on(self, soak: "Soak") -> None:
         chance = self._chance

@@ -150,6 +150,17 @@ class SoakMoves(SoakBase):
         imported = self.imported(line, request, act)
         if imported.spec:
             self.met.note(["import"], len(self._trace))
+            self._export_again(request)
+
+    def _export_again(self, request: Request) -> None:
+        """Exports what was just imported, which tells what its pages hold now."""
+
+        def act(side: Side) -> Any:
+            found = side.names.get("export_prefix")(side.manager, request, self._caches(side), "model")
+            side.manager.free_page_hashes(request)  # it never comes: nobody may remember it
+            return None if found is None else found.to_bytes()
+
+        self.exported("export_prefix(manager, <that request>, caches, 'model')", request, act)
 
     def imported(self, line: str, request: Request, act: Callable[..., bool]) -> Both:
         """Makes the call that imports a prefix.
