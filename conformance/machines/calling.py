@@ -247,11 +247,6 @@ class Calling(Machine):
         del call
         return row.blame, row.refuses if row.blame else ()
 
-    @property
-    def called(self) -> tuple[Side, ...]:
-        """The sides on which calls are made."""
-        return self.spec, self.backend
-
     def perform(self, side: Side, call: Call, row: Method) -> Any:
         """Makes a call on one side; see `kvproof.conformance.calls.method.perform`."""
         return perform(side, call, row)
@@ -262,7 +257,7 @@ class Calling(Machine):
         Raises:
             GoneError: it names what there is not any more.
         """
-        for side in self.called:
+        for side in (self.spec, self.backend):
             resolve((call.target, *call.arguments.values()), side)
         before = len(self._trace)
         self._repeats = True

@@ -1,14 +1,13 @@
 """What each page holds, told from the calls alone (R2): by it hits and steps are judged, whatever keys say."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import lcm
 from typing import Any
 
 from kvproof.spec.declarations import ExtraKey, Request
 from kvproof.spec.pool.hashing import page_extra_keys, request_extra_keys
 
-from .worlds import Group, World
+from .worlds import Group
 
 __all__ = ["Content", "Ghost"]
 
@@ -136,53 +135,3 @@ class Ghost:
             and (content.group, content.extra_keys) == (group, own.extra_keys)
             and content.tokens[:end] == own.tokens
         )
-
-    def serves(
-        self,
-        world: World,
-        resident: Collection[int],
-        length: int,
-        tokens: Sequence[int],
-        keys: Sequence[ExtraKey],
-        unit: int | None = None,
-    ) -> bool:
-        """Whether every group can serve a prefix of a request from pages that are resident (MAN-1, MAN-9, MAN-17).
-
-        Args:
-            world: the groups, and whether an Eagle draft model runs on them.
-            resident: the pages that can be found.
-            length: number of tokens of the prefix.
-            tokens: a request's tokens.
-            keys: its extra keys.
-            unit: the unit of hits that end amid a page; None: whole pages are hit.
-        """
-        found = {self.contents[page] for page in resident if page in self.contents}
-        has_page = False
-        for number, group in enumerate(self.groups):
-            own_unit = group.page_size if unit is None or group.keeps_states else unit
-            reach = length + own_unit * (number in world.eagle_groups)
-            end, amid = divmod(reach, group.page_size)
-            places = range(group.first_place(length), end)
-            is_whole = all(self.full(number, place, tokens, keys) in found for place in places)
-            if reach > len(tokens) or not is_whole:
-                return False
-            if amid and not any(self.begins_with(page, number, reach, tokens, keys) for page in resident):
-                return False
-            has_page = has_page or length % group.page_size > 0 or group.first_place(length) * group.page_size < length
-        return has_page
-
-    def longest(
-        self,
-        world: World,
-        resident: Collection[int],
-        tokens: Sequence[int],
-        keys: Sequence[ExtraKey],
-        unit: int | None = None,
-    ) -> int:
-        """How long the longest prefix is that every group can serve; see `serves`. The last token is to be computed."""
-        units = (group.page_size if unit is None or group.keeps_states else unit for group in self.groups)
-        step = lcm(*units)
-        for length in range((len(tokens) - 1) // step * step, 0, -step):
-            if self.serves(world, resident, length, tokens, keys, unit):
-                return length
-        return 0

@@ -79,14 +79,19 @@ class ManagerMachine(ManagerBlame, Calling):
         options = pool_options((self.spec.names, self.backend.names), self.made, wanted)
         self.world, self.options, self.cases, self.ghost = world, options, {}, Ghost(world.groups)
         flags = (world.caching, True) if world.use_eagle else (world.caching,)
-        call, of_spec = self.built(0), None
-        if not self.takes_interval():
-            # a backend that takes none shows which it goes by; one that shows none keeps all pages, as all once did
-            other = attempt(lambda: self.perform(self.backend, call, self.row_of_thing(call))).value
-            shown = getattr(next(iter(getattr(other, "shards", [])), other), "retention_interval", None)
-            of_spec = self.things(call.given(retention_interval=shown))
-        self.build_things(f"manager = {self.construction(world, flags)}", "MAN-2", self.things(call), of_spec)
+        call = self.built(0)
+        line, of_spec = f"manager = {self.construction(world, flags)}", self.things(self.built_for_spec(call))
+        self.build_things(line, "MAN-2", self.things(call), of_spec)
         self.watch(*self.state_fields())
+
+    def built_for_spec(self, call: Call) -> Call:
+        """The call that constructs the specification's manager: it goes by the backend's interval (RET-1)."""
+        if self.takes_interval():
+            return call
+        # a backend that takes none shows which it goes by; one that shows none keeps all pages, as all once did
+        other = attempt(lambda: self.perform(self.backend, call, self.row_of_thing(call))).value
+        shown = getattr(next(iter(getattr(other, "shards", [])), other), "retention_interval", None)
+        return call.given(retention_interval=shown)
 
     def takes_interval(self) -> bool:
         """Whether the backend's manager can be told which lengths to keep (RET-1)."""

@@ -15,7 +15,7 @@ from ..calls.datum import Call, Pages, Ref, Saying
 from ..calls.manager import StrangePage
 from ..calls.method import Method, Table
 from ..calls.source import Source
-from .base import Both, Nothing
+from .base import Nothing
 from .calling import left_out
 from .draws import NO_INTS, Drawing
 from .manager_admission import Admission
@@ -182,7 +182,7 @@ class ManagerFaults(Admission):
             return
         found = self.look_up(name) if not case.live else None
         length = found.spec[1] if found is not None and found.spec[1] else self.unit
-        pages = self.lists_found(found) if found is not None else []
+        pages = [list(group) for group in found.spec[0].get_page_ids()] if found is not None else []
         if found is None or not found.spec[1]:
             pages = [self.some_pages(data, group, length) for group in self.world.groups]
         group = data.draw(st.integers(0, len(pages) - 1))
@@ -199,10 +199,6 @@ class ManagerFaults(Admission):
             page = {"page": data.one_of(self.page_numbers()), "null": 0}.get(fault)
             pages[group][place] = StrangePage() if page is None else page
         self.hit_with(name, pages, length)
-
-    def lists_found(self, found: Both) -> list[list[Any]]:
-        """The pages that a look-up found, group by group, by their ids."""
-        return [list(group) for group in found.spec[0].get_page_ids()]
 
     def hit_with(self, name: str, pages: list[list[Any]], length: int) -> None:
         """A request asks for a slot behind pages that are handed over as its hits, some of them by their ids."""

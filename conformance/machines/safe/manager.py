@@ -13,7 +13,7 @@ from ..hash import weak
 from ..manager_admission import IDS
 from ..properties import start, step
 from ..worlds import World, worlds
-from .manager_calls import ManagerCalls
+from .manager_calls import SafeCalls
 
 __all__ = ["SafeAmid", "SafeGroups", "SafeManager"]
 
@@ -25,7 +25,7 @@ _MOST_STEPS = 4
 _AMID_KINDS = ("full", "full", "full", "window", "chunk", "mla", "aligned")
 
 
-class Scenes(ManagerCalls):
+class Scenes(SafeCalls):
     """What requests do, as engines do it: they arrive, hit, run, are preempted, come back and finish."""
 
     def takes_interval(self) -> bool:
@@ -173,7 +173,7 @@ class Scenes(ManagerCalls):
             self.finish(name)
             if taking:
                 found = self.look_up(name).spec[0]
-                first = [page for pages in found for page in pages if page][:1]
+                first = [page for pages in found.get_page_ids() for page in pages if page][:1]
                 if first:
                     self.evict(first)
                 self.take_all(data, other)

@@ -1,30 +1,29 @@
-"""The calls on a manager at level safe, each judged by the model: a method for each method of the manager."""
+"""The calls on small managers at level safe: what the specification must know to follow, and both sides go on from."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from kvproof.spec.declarations import EngineRequestStatus
+from kvproof.spec.declarations.reading import refusal
 
 from ...backends.loading import takes_parameter
-from ...calls.contrast import shown
-from ...calls.datum import Call, GoneError, Prompt, Ref, said_of
-from ...calls.deviation import Outcome
-from ...calls.interfaces import REQUEST
-from ...calls.method import Method
-from ..base import Both, Nothing
+from ...calls.datum import Call, GoneError, Pages, Ref, said_of
+from ...calls.deviation import REFUSALS, Outcome, attempt
+from ...calls.following import taken
+from ...calls.manager import MANAGER
+from ...calls.method import Method, Table
+from ..base import Both, Nothing, Side, Undecided
 from ..draws import Drawing
-from ..manager_base import MANAGER_REF
 from ..manager_blame import Case
+from ..worlds import World
 from . import showing
-from .demand import Asked, Demand, demand
-from .hits import Hits, Standing
-from .part_hits import Sources
+from .manager_judging import SAFE_MANAGER, SafeJudging
 from .showing import Lists
 
-__all__ = ["ManagerCalls"]
+__all__ = ["SafeCalls"]
 
 _REFUSED = {
     "CacheManager": ("num_pages", "kv_cache_groups", "max_model_len"),
@@ -39,44 +38,127 @@ _REFUSED = {
 }
 """The arguments that managers of every design have, and refuse where they are wrong."""
 
-_WHY = {
-    "MAN-2": "those pages do not hold the request's prefix, or the tokens are too many",
-    "MAN-3": "the request has fewer slots",
-    "MAN-6": "another object has this id, and is live",
-    "MAN-8": "these tokens can't be computed: they were never given slots, or more were computed before",
-}
-"""What is wrong with a call, by the clause that refuses it; of R1 it is an argument."""
 
+class SafeCalls(SafeJudging):
+    """The specification follows a small manager, and goes on from the prefixes that this finds.
 
-class ManagerCalls(Hits):
-    """Each is made on the backend, and judged by what the model knows. A look-up's result is kept as that reads it."""
+    Attributes:
+        following: makes the call for slots that was made last; None where the specification was to refuse it.
+        is_lost: whether the sides have made other things of the call that is made now, and nothing is told by that.
+        hidden: the held pages that lost their hash to a call; they are found no more.
+    """
 
     is_exact = False
+    following: Callable[[Side], Any] | None
+    is_lost: bool
 
-    # -- Making ---------------------------------------------------------------------------------------
+    # -- What the backend has ------------------------------------------------------------------------------
 
-    def make_call(self, call: Call) -> Both:
-        """See `Calling.make_call`: a call is judged by the method that is called like it.
+    def build_managers(self, world: World) -> None:
+        """See `ManagerMachine.build_managers`: without Eagle where the backend knows none."""
+        self.hidden: set[int] = set()
+        if not takes_parameter(self.backend.names.get("CacheManager"), "use_eagle"):
+            world = replace(world, use_eagle=False)
+        super().build_managers(world)
 
-        One that was drawn with a fault must be refused. It is not made where nobody looks at that, as nothing could be
-        told after it, nor where, being made again, it has no fault any more.
-        """
-        table, row = self.row_of_call(call)
-        if table is REQUEST:
-            return self.change(call, row)
-        if not call.refused:
-            judged: Both = getattr(self, f"judge_{call.method}")(call)
-            return judged
-        clause = self.fault_in(call)
-        if clause and self.session.refuses(clause):
-            said = self.said_before(call)
-            self.refuse(call, clause, _WHY.get(clause, f"{call.fault or 'an argument'} is wrong"))
-            self.say_again(said)
-        return Both(refused=True)
+    def built_for_spec(self, call: Call) -> Call:
+        """See `ManagerMachine.built_for_spec`: it keeps all that may be kept."""
+        return call.given(**self.keeping_all({}))
+
+    def things(self, manager: Call) -> dict[str, Any]:
+        """See `ManagerMachine.things`: what else a side has depends on what its manager shows."""
+        return {"manager": manager}
+
+    def make(self, side: Side, name: str, value: Any) -> None:
+        """See `Calling.make`."""
+        super().make(side, name, value)
+        side.put(self.shown_parts(side.manager))
+
+    def page_numbers(self) -> list[int]:
+        """See `ManagerMachine.page_numbers`: those whose views are known."""
+        return sorted(self.backend.pages)
+
+    def cached_pages(self) -> list[int]:
+        """See `ManagerMachine.cached_pages`: those that were shown as cached after the last call."""
+        return self.before or []
+
+    def can_spoil(self, row: Method, argument: str) -> bool:
+        """See `Calling.can_spoil`: of what managers of any design refuse."""
+        return argument in _REFUSED.get(row.name, ()) and super().can_spoil(row, argument)
+
+    def can_evict(self) -> bool:
+        """See `ManagerSteps.can_evict`: of a backend whose pages are known."""
+        return bool(self.backend.pages) and super().can_evict()
+
+    def free_takes_written(self) -> bool:
+        """See `Admission.free_takes_written`."""
+        return self.takes_option("free", "num_written")
+
+    # -- Calls ---------------------------------------------------------------------------------------------
+
+    @classmethod
+    def row_of_call(cls, call: Call) -> tuple[Table, Method]:
+        """See `Calling.row_of_call`."""
+        table, row = super().row_of_call(call)
+        return (SAFE_MANAGER, SAFE_MANAGER[row.name]) if table is MANAGER else (table, row)
+
+    def call(self, line: str, act: Callable[[Any], Any], clause: str, *more: Any, **named: Any) -> Both:
+        """See `Machine.call`."""
+        return super().call(line, act, self.session.noticed(clause), *more, **named)
 
     def call_badly(self, call: Call) -> None:
-        """See `ManagerFaults.call_badly`: any exception refuses it."""
-        self.make_call(replace(call, refused=True))
+        """See `ManagerFaults.call_badly`: not where callers make no mistakes."""
+        if self.session.gives_bad_input and not self.covers_all(call):
+            super().call_badly(call)
+
+    def make_call(self, call: Call) -> Both:
+        """See `Calling.make_call`: calls that no engine makes are left out, unless they shall be refused."""
+        if self.covers_all(call) or not (call.refused or call.fault or self.makes_sense(call)):
+            raise self.left_out()
+        self.making, self.is_lost = call, False
+        if call.method != "take_page_copies":
+            self.new, self.is_given = set(), False
+        try:
+            return super().make_call(call)
+        finally:
+            if self.is_lost:
+                raise Undecided
+
+    def covers_all(self, call: Call) -> bool:
+        """Whether a call hands over pages of all tokens of a request: a hit is shorter, and it is nobody's fault."""
+        case = self.cases.get(self.name_in(call))
+        if case is None or not any(map(any, self.hits_in(call))):
+            return False
+        found = call.arguments.get("num_new_computed_tokens")
+        return isinstance(found, int) and found >= min(case.request.num_tokens, self.max_model_len)
+
+    def makes_sense(self, call: Call) -> bool:
+        """Whether an engine makes a call now: of a request that it has not withdrawn, with numbers that it knows."""
+        name = self.name_in(call)
+        case = self.cases.get(name)
+        if case is None:
+            return True
+        match call.method:
+            case "cache_pages":
+                return case.live and not case.void
+            case "free":
+                return call.arguments.get("num_written") is None or call.arguments["num_written"] >= case.least
+            case "get_num_common_prefix_pages":
+                return name in self.running()
+            case "allocate_slots":
+                return not case.void and (self.session.gives_bad_input or self.is_allowed(call))
+        return True
+
+    def is_allowed(self, call: Call) -> bool:
+        """Whether a call for slots has no fault that is seen before it is made."""
+        case, given = self.cases.get(self.name_in(call)), call.arguments
+        if case is None or call.fault:
+            return False
+        computed = _number(dict(said_of(given["request"])).get("num_computed_tokens", 0))
+        found, new = _number(given.get("num_new_computed_tokens", 0)), _number(given["num_new_tokens"])
+        may_compute = case.least <= computed <= case.slots and not found if case.live else not computed
+        fits = min(computed, found, new - 1) >= 0 and computed + found + new <= self.max_model_len
+        return may_compute and fits and self.is_hit(case, self.hits_in(call))
 
     def repeat_call(self, call: Call) -> None:
         """See `Calling.repeat_call`: all of a hit is as much as the look-up finds now.
@@ -90,42 +172,167 @@ class ManagerCalls(Hits):
             if call.method != "take_page_copies":
                 super().repeat_call(call)
 
-    def fault_in(self, call: Call) -> str:
-        """The clause by which a call that was drawn with a fault must be refused; "" if it has none by now."""
-        if call.fault or call.target is None:
-            return "R1"
-        request = call.arguments["request"]
-        if isinstance(request, Prompt):
-            return "MAN-6" if request.request_id in self.names_of(live=True) else ""
-        case = self.cases[self.name_in(call)]
-        if call.method == "cache_pages":
-            return "" if case.live and call.arguments["num_computed_tokens"] <= case.given else "MAN-3"
-        computed = dict(said_of(request))["num_computed_tokens"]
-        is_number = isinstance(computed, int | np.integer) and type(computed) is not bool
-        if not is_number or not self.least_computed(case) <= computed <= (case.slots if case.live else 0):
-            return "MAN-8"
-        asked = self.asked(call)
-        if asked.promised > self.max_model_len:
-            return "MAN-2"
-        beyond = any(map(any, asked.hits)) and asked.found >= min(case.request.num_tokens, self.max_model_len)
-        return "" if beyond or not asked.found or not self.flaw_in_hit(case, asked.hits, asked.found) else "MAN-2"
+    def perform(self, side: Side, call: Call, row: Method) -> Any:
+        """See `Calling.perform`: the backend goes first where it chooses pages, and the specification publishes first.
 
-    def least_computed(self, case: Case) -> int:
-        """Below this the computed tokens of a request can't be said to be."""
-        return max(case.least, case.given if self.world.has_states else 0) if case.live else 0
+        What a request has computed may be published by its next call, also where that gets no slots (MAN-2).
+        """
+        name = self.name_in(call)
+        case = self.cases.get(name)
+        if row.name == "evict_pages":
+            pages = self.to_evict(side, 0, call.arguments["page_ids"]) if not call.fault else None
+            return super().perform(side, call if pages is None else call.given(page_ids=pages), row)
+        if side is self.spec and case is not None and case.live and not case.void:
+            if row.name == "allocate_slots":
+                self.publish_before(case, dict(said_of(call.arguments["request"])).get("num_computed_tokens"))
+            elif row.name == "free" and not self.amid:
+                self.publish_before(case, call.arguments.get("num_written", case.given))
+        if row.name != "allocate_slots":
+            return super().perform(side, call, row)
+        if side is self.spec:
+            self.asked = call
+            self.following = self.followed_call(call, row) if self.is_allowed(call) else None
+        if self.following is not None:
+            return self.following(side)
+        made = super().perform(side, call, row)
+        self.is_lost = self.is_lost or side is self.spec  # it should have refused the call
+        return made
 
-    # -- What must be refused ---------------------------------------------------------------------------
+    def followed_call(self, call: Call, row: Method) -> Callable[[Side], Any]:
+        """See `Following.followed`: a call that is not refused; else the specification can do so first."""
 
-    def can_spoil(self, row: Method, argument: str) -> bool:
-        """See `Calling.can_spoil`: of what managers of any design refuse."""
-        return argument in _REFUSED.get(row.name, ()) and super().can_spoil(row, argument)
+        def act(of: Side) -> Any:
+            return super(SafeCalls, self).perform(of, call if of is self.backend else self.asked, row)
 
-    def show(self, ref: Ref) -> str:
-        """See `Calling.show`: the side of the specification has nothing."""
-        if not isinstance(ref.of, int):
-            return str(ref.path[-1] if ref.of == "pages" else ref)
-        found = self.backend.thing(ref)
-        return str(showing.ids_of([found])[0]) if ".pages" in ref.path else f"<pages {showing.ids_of(found)}>"
+        def pages_of(value: Any) -> list[int]:
+            return taken(row.name, attempt(lambda: row.result.plain(value, self.backend)).value)
+
+        return self.followed(self.line(call, row), row.clause, act, pages_of)
+
+    def follow(self, first: Outcome, act: Callable[[], Any]) -> Any:
+        """See `Following.follow`: the specification refuses a hit that the backend has forgotten, and says so.
+
+        At its admission a request may hold other pages of equal content than it was told of: those it is given.
+        """
+        hits, case = self.hits_in(self.asked), self.cases.get(self.name_in(self.asked))
+        if case is not None and any(map(any, hits)):
+            if first.error is not None and not self.is_there(case, hits, self.asked.arguments):
+                raise refusal(ValueError, "MAN-2", "what was found before was forgotten since")
+            if first.value is not None and not case.live:
+                self.asked = self.with_pages_held(case, hits)
+        try:
+            given = act()
+        except REFUSALS:
+            self.is_lost = first.error is None  # nothing tells whether the backend had to refuse it, too
+            raise
+        self.is_given = given is not None
+        self.new = {page for pages in showing.ids_of(given or []) for page in pages if page}
+        self.copying = self.is_given and bool(self.ends_amid(self.asked.arguments.get("num_new_computed_tokens", 0)))
+        return given
+
+    def publish_before(self, case: Case, tokens: Any) -> None:
+        """The specification publishes what a request has computed, or is to write, so far as it was given slots."""
+        if isinstance(tokens, int | np.integer) and type(tokens) is not bool and case.least <= tokens <= case.slots:
+            self.spec.manager.cache_pages(case.request, min(int(tokens), case.given))
+
+    def with_pages_held(self, case: Case, hits: Lists) -> Call:
+        """A call for slots that hands over the pages that the request holds then, where they hold the same."""
+        held = attempt(lambda: showing.ids_of(self.backend.manager.get_page_ids(case.request.request_id))).value
+        cached, contents = {*(showing.resident(self.spec) or ())}, self.ghost.contents
+        pairs = [list(zip(own, pages, strict=False)) for own, pages in zip(hits, held or hits, strict=False)]
+        alike = [
+            [page if page in cached and contents.get(page) == contents.get(own) else own for own, page in pages]
+            for pages in pairs
+        ]
+        if alike == hits or list(map(len, alike)) != list(map(len, hits)):
+            return self.asked
+        return self.asked.given(new_computed_pages=Pages([[Ref("pages", (page,)) for page in own] for own in alike]))
+
+    # -- What is noted -------------------------------------------------------------------------------------
+
+    def look_up(self, name: str) -> Both:
+        """See `ManagerMachine.look_up`: what each side goes on from; where a hit may have ended is policy."""
+        found = self.call_manager("get_computed_pages", request=Ref(name))
+        return found if found.refused else self.cases[name].found or found
+
+    def note_get_computed_pages(self, name: str, call: Call, found: Both) -> None:
+        """See `ManagerMachine.note_get_computed_pages`: both sides go on from what the backend found."""
+        pages, length = self.found_pages(found.backend, self.backend)
+        own = self.spec.names.get("CachePages")([[self.spec.pages[page] for page in held] for held in pages])
+        self.spec.results[call.number] = (own, int(length))
+        super().note_get_computed_pages(name, call, Both((own, int(length)), found.backend))
+        self.compared("HIT-1")
+
+    def note_allocate_slots(self, name: str, call: Call, allocated: Both) -> None:
+        """See `ManagerMachine.note_allocate_slots`: and takes the copies that are for these slots."""
+        case = self.cases[name]
+        if allocated.spec is None:
+            super().note_allocate_slots(name, call, allocated)
+            return
+        if self.new:
+            self.kept.clear()
+            self.hidden -= self.new
+        published = case.published if case.live else 0
+        super().note_allocate_slots(name, call, allocated)
+        promised = min(case.given, case.request.num_tokens)
+        case.published = published if call.arguments.get("delay_cache_pages") else promised
+        self.take_all_copies()
+
+    def take_all_copies(self) -> None:
+        """See `GroupSteps.take_all_copies`: the pages that are copied from are in use until then (MAN-17)."""
+        copies = bool(self.amid) or any(group.kind == "aligned" for group in self.world.groups)
+        copying, self.copying = self.copying, False
+        if not copies or not self.offers("manager", "take_page_copies"):
+            return
+        free = attempt(lambda: showing.num_free(self.backend)).value
+        taken = self.call_manager("take_page_copies")
+        if copying and free is not None:
+            in_use = {page for name in self.cases for pages in self.held(name) for page in pages}
+            in_use |= {int(copy[1]) for copy in taken.backend if len(copy) == 4}
+            right = self.world.num_pages - len(in_use | {0})
+            self.compared("MAN-17")
+            if free != right and "MAN-17" in self.session.clauses:
+                said = f"{right} free pages before the copies {[tuple(copy) for copy in taken.backend]} were taken"
+                self.differ("MAN-17", said, f"{free}")
+
+    def note_cache_pages(self, name: str, call: Call, made: Both) -> None:
+        """See `ManagerSteps.note_cache_pages`."""
+        super().note_cache_pages(name, call, made)
+        case, count = self.cases[name], int(call.arguments["num_computed_tokens"])
+        case.published = max(case.published, min(count, case.request.num_tokens))
+
+    def note_evict_pages(self, name: str, call: Call, made: Both) -> None:
+        """Notes that pages are found no more."""
+        del name, made
+        self.hidden |= set(call.arguments["page_ids"])
+        self.kept -= self.hidden
+
+    def note_reset_prefix_cache(self, name: str, call: Call, made: Both) -> None:
+        """Notes that nothing is found, if nothing was held."""
+        del name, call
+        if made.spec:
+            self.kept.clear()
+
+    def note_free(self, name: str, call: Call, freed: Both) -> None:
+        """See `Admission.note_free`; and what it leaves to be found: pages of groups that keep all of a prefix."""
+        case, written = self.cases[name], call.arguments.get("num_written")
+        if case.live and not case.void:  # drafts may have been accepted
+            self.write(name, case.given if written is None else min(int(written), case.given), self.was.held)
+        if written is not None:
+            self.kept.clear()
+        elif self.caching and case.live and all(group.kind in ("full", "mla") for group in self.world.groups):
+            for group, pages in zip(self.world.groups, self.was.held, strict=True):
+                self.kept |= set(pages[: case.published // group.page_size]) - self.hidden
+        super().note_free(name, call, freed)
+
+    # -- What requests do ----------------------------------------------------------------------------------
+
+    def hits_of(self, name: str, tokens: int) -> dict[str, Any]:
+        """See `ManagerMachine.hits_of`: all of a hit, where the backend lets nobody make lists of pages."""
+        if not self.backend.names.offers("CachePages"):
+            found = self.cases[name].found
+            tokens = found.spec[1] if found is not None else tokens
+        return super().hits_of(name, tokens)
 
     def hit_badly(self, data: Drawing) -> None:
         """See `ManagerFaults.hit_badly`: by a waiting request, where the backend's pages are known."""
@@ -133,276 +340,43 @@ class ManagerCalls(Hits):
         if waiting and self.backend.pages and self.backend.names.offers("CachePages"):
             self.spoil_hit(data, data.one_of(waiting))
 
-    def lists_found(self, found: Both) -> list[list[Any]]:
-        """See `ManagerFaults.lists_found`."""
-        return [list(group) for group in found.spec[0]]
+    def impossible_counts(self, name: str) -> list[int]:
+        """See `Admission.impossible_counts`: without slots nothing need be known of what was said."""
+        case, counts = self.cases[name], super().impossible_counts(name)
+        said = range(case.computed, case.least) if not self.world.gives_back else ()
+        return [count for count in counts if count not in said]
 
-    # -- Slots ------------------------------------------------------------------------------------------
+    def sought(self) -> list[str]:
+        """See `ManagerSteps.sought`: what a look-up of a live request finds is policy."""
+        return self.names_of(live=False)
 
-    def asked(self, call: Call) -> Asked:
-        """What a call asks for."""
-        given, name = call.arguments, self.name_in(call)
-        computed = int(dict(said_of(given["request"]))["num_computed_tokens"])
-        found = int(given.get("num_new_computed_tokens", 0))
-        promised = computed + found + int(given["num_new_tokens"])
-        slots = min(promised + self.lookahead_of(call), self.max_model_len)
-        return Asked(name, self.hits_in(call), computed, found, promised, slots)
-
-    def judge_allocate_slots(self, call: Call) -> Both:
-        """What is not wrong is answered, by pages where there is room for them."""
-        asked = self.asked(call)
-        name, case = asked.name, self.cases[asked.name]
-        least = max(self.least_computed(case), self.reached.get(name, 0))
-        may_compute = least <= asked.computed <= case.slots if case.live else not asked.computed
-        if case.void or not may_compute or asked.promised <= asked.start or (case.live and asked.found):
-            raise self.left_out()  # that is bad input
-        fits = asked.promised <= self.max_model_len
-        standing = self.standing(case, asked.hits, asked.found) if fits else "wrong"
-        if standing == "wrong" and not self.session.gives_bad_input:
-            raise self.left_out()
-        wanted = demand(self.world.groups, self.lists, asked)
-        sources = self.sources(case, asked.found) if self.amid and standing != "wrong" else Sources()
-        answer = self.try_out(call, "MAN-2", lambda pages: None if pages is None else showing.ids_of(pages))
-        self.compared("MAN-2")
-        self.judge_answer(answer, standing, wanted, sources)
-        if answer.error is not None:
-            self.unchanged("R1", "a refused call changes nothing")
-            return Both(refused=True)
-        if answer.value is None:
-            self.judge_none(name, wanted, asked.computed)
-        else:
-            if case.live:
-                self.write(name, asked.computed)  # drafts were accepted, or what was delayed has come
-            self.grant_pages(asked, answer.value, wanted)
-            if self.amid:
-                self.judge_sources(sources)
-                self.judge_copies(name, answer.value, asked.found)
-            self.write_granted(asked, bool(call.arguments.get("delay_cache_pages")))
-            self.settle("MAN-2")
-            self.judge_new(name, answer.value)
-            if not self.amid:
-                self.judge_copies(name, answer.value, 0)
-        if answer.value is not None or self.world.gives_back:
-            case.told = asked.computed  # without slots nothing changed, so that nothing need be known of it
-        return Both(answer.value, answer.value)
-
-    def judge_answer(self, answer: Outcome, standing: Standing, wanted: Demand, sources: Sources) -> None:
-        """Whether the call was to be refused, to be answered by None, or by pages."""
-        room = f"{wanted.new} new pages and {wanted.used_up} hits that nobody holds, {self.num_free} free"
-        room += f" and {wanted.released} given back" if wanted.released else ""
-        room += f" and {sources.least} to {sources.most} to copy from" if sources.most else ""
-        given = answer.value is not None
-        fits = wanted.net + (sources.least if given else sources.most) <= self.num_free
-        if answer.error is not None:
-            if standing == "right":
-                self.differ("MAN-2", "an answer: nothing is wrong with the call", str(answer), answer.error)
-        elif standing == "wrong" and answer.value is not None:
-            why = "the hits are not the request's prefix, or the tokens are too many"
-            self.differ("MAN-2", f"a refusal: {why}", shown(answer.value))
-        elif fits != given and standing == "right":
-            self.differ("MAN-2", f"{'pages' if fits else 'None'}: {room}", shown(answer.value))
-
-    def judge_none(self, name: str, wanted: Demand, computed: int) -> None:
-        """Without slots nothing changes, but for the pages that are given back (MAN-2).
-
-        What the request had computed before may be published: when that is done is policy, and its pages stay its own.
-        """
-        if self.cases[name].live:
-            self.write(name, computed)  # the drafts that were accepted are, with new slots or without
-            before, self.reached[name] = self.lists, computed
-            self.lists = before | {name: wanted.kept}
-        was: Any = self.known.get("cached pages", [])
-        expected = dict(self.lists)
-        self.settle("MAN-2")
-        if self.lists != expected:
-            self.differ("MAN-2", f"None changes no page list: {expected}", f"{self.lists}")
-        now: Any = self.known.get("cached pages", [])
-        published = set(now) - {page for pages in self.held(name) for page in pages}  # what it had computed, at last
-        kept = published <= set(was) and (bool(wanted.released) or set(was) <= set(now))
-        self.hold("MAN-2", kept, f"None leaves the cached pages {was} as they are, but for those of {name}", f"{now}")
-
-    def grant_pages(self, asked: Asked, given: Lists, wanted: Demand) -> None:
-        """Notes that a request was given pages; they are new, and as many as it asked for (MAN-2, R2).
-
-        Args:
-            asked: what it asked for.
-            given: the pages that it was given, null pages before that of a state.
-            wanted: what that takes.
-        """
-        name, case = asked.name, self.cases[asked.name]
-        short = [length - len(kept) for length, kept in zip(wanted.lengths, wanted.kept, strict=True)]
-        if list(map(len, given)) != short:
-            self.differ("MAN-2", f"{short} new pages, group by group", f"{given}")
-        others = {page for other, lists in self.lists.items() if other != name for pages in lists for page in pages}
-        taken = [page for pages in wanted.kept for page in pages if page]
-        for number, (kept, pages) in enumerate(zip(wanted.kept, given, strict=True)):
-            for place, page in enumerate(pages, len(kept)):
-                if not 0 <= page < self.world.num_pages:
-                    self.differ("POOL-1", f"pages of 1 to {self.world.num_pages - 1}", f"{given}")
-                own = page in others and self.holds(page, case, number, place)
-                if page and (page in taken or (page in others and not own)):
-                    if case.live and self.was_swapped(name, page, wanted.kept):
-                        why = f"page {page} stays in the list of {name}, {wanted.kept}"
-                        self.differ("MAN-2", why, f"another took its place, and it is handed out again: {given}")
-                    self.differ("R2", "pages that nobody holds", f"{given}, page {page} of which is held")
-                if page:
-                    taken.append(page)
-                    if not own:
-                        self.fresh.add(page)
-        if self.fresh:
-            self.kept.clear()
-            self.hidden -= self.fresh
-        if not case.live:
-            case.request.status = EngineRequestStatus.RUNNING
-            case.given = case.slots = case.published = 0
-            case.hits = case.written = case.computed = asked.found
-            case.void, case.live = False, True
-            self.newest = name
-        case.given = max(case.given, asked.promised)
-        case.slots = max(case.slots, asked.slots)
-        self.reached[name] = asked.start
-        self.lists = self.lists | {name: [kept + pages for kept, pages in zip(wanted.kept, given, strict=True)]}
-
-    def was_swapped(self, name: str, page: int, kept: Lists) -> bool:
-        """Whether another page stands in a live request's list where a page stood: nobody holds that one twice then."""
-        now: Lists = self.see("pages of requests", "MAN-2")[name]
-        places = [(n, place) for n, pages in enumerate(kept) for place, stood in enumerate(pages) if stood == page]
-        return bool(places) and all(now[n][place] not in (0, page) for n, place in places)
-
-    def write_granted(self, asked: Asked, delayed: bool) -> None:
-        """Notes what the pages hold once a request's next step is dispatched; before, that the step reads its own.
-
-        Args:
-            asked: what it asked for.
-            delayed: whether what the new tokens need comes later.
-        """
-        name, case = asked.name, self.cases[asked.name]
-        for page in self.fresh:
-            self.ghost.contents.pop(page, None)
-            self.writers[page] = case
-        wrong = self.ghost.unread(self.lists[name], asked.start, case.request)
-        if wrong:
-            self.differ("R2", f"{name} reads its own pages", f"others at (group, place) {wrong} of {self.lists[name]}")
-        if not delayed:
-            self.write(name, asked.promised)
-            case.published = max(case.published, min(asked.promised, case.request.num_tokens))
-        case.computed = asked.start
-
-    def judge_new(self, name: str, given: Lists) -> None:
-        """The pages returned are those behind the request's lists (MAN-2)."""
-        behind = [held[len(held) - len(pages) :] for held, pages in zip(self.lists[name], given, strict=True)]
-        if behind != given:
-            self.differ("MAN-2", f"{given} at the ends of the lists of {name}", f"{self.lists[name]}")
-
-    def judge_copies(self, name: str, given: Lists, found: int) -> None:
-        """A new state begins as a copy of another, the page in which a hit ends as one of its tokens (MAN-13, MAN-17).
-
-        Args:
-            name: the request.
-            given: the pages that it was given.
-            found: the tokens that it hit in this call, where these may end amid a page.
-        """
-        reached = self.reached[name]
-        copies = [
-            (number, held[group.first_place(reached)], pages[-1])
-            for number, (group, held, pages) in enumerate(zip(self.world.groups, self.lists[name], given, strict=True))
-            if group.kind == "aligned" and pages and reached
-        ]
-        copied = bool(self.amid) or any(group.kind == "aligned" for group in self.world.groups)
-        if copied and self.offers("manager", "take_page_copies"):
-            call = self.call_of("take_page_copies", MANAGER_REF)
-            taken = self.ask(call, "MAN-13", lambda noted: [tuple(map(int, copy)) for copy in noted])
-            if self.amid:
-                taken = self.judge_part_copies(name, given, found, taken)
-            if copies or taken or not self.amid:
-                self.hold("MAN-13", taken == copies, f"copies {copies}, each (group, source, destination)", f"{taken}")
-
-    def judge_cache_pages(self, call: Call) -> Both:
-        """What was delayed has come."""
-        name, count = self.name_in(call), int(call.arguments["num_computed_tokens"])
-        case = self.cases[name]
-        if not case.live or case.void or count > case.given:
-            raise self.left_out()
-        self.write(name, count)
-        self.ask(call, "MAN-3")
-        case.published = max(case.published, min(count, case.request.num_tokens))
-        self.settle("MAN-3")
-        return Both()
-
-    def judge_get_num_common_prefix_pages(self, call: Call) -> Both:
-        """The pages that all running requests share, told the right number of them or a wrong one."""
-        running, counts = self.running(), [0 for _ in self.world.groups]
-        if self.name_in(call) not in running:
-            raise self.left_out()
-        for number, group in enumerate(self.world.groups):
-            for pages in zip(*(self.lists[name][number] for name in running), strict=False):
-                is_shared = len(set(pages)) == 1 and call.arguments["num_scheduled_requests"] == len(running)
-                if group.kind not in ("full", "mla") or not is_shared:
-                    break
-                counts[number] += 1
-        answer = self.ask(call, "MAN-10", lambda found: list(map(int, found)))
-        self.hold("MAN-10", answer == counts, f"{counts}, as {self.lists} are held", f"{answer}")
-        return Both()
-
-    # -- Giving back ------------------------------------------------------------------------------------
-
-    def free_takes_written(self) -> bool:
-        """Whether the backend's manager can be told what was written."""
-        return takes_parameter(self.backend.manager.free, "num_written")
+    def hit_again(self, name: str) -> None:
+        """See `ManagerSteps.hit_again`: every look-up is judged by that."""
+        self.look_up(name)
 
     def free_request(self, name: str, written: int | None = None) -> None:
         """See `Admission.free_request`: requests whose pages were withdrawn go, too, as in an engine (MAN-4)."""
-        written = None if written is None else max(written, self.reached.get(name, 0))
+        case, held = self.cases[name], self.held(name)
+        written = None if written is None else max(written, case.least)
         given = {} if written is None else {"num_written": written}
-        void = self.call_manager("free", request=Ref(name), **given).spec
-        for other, end in void.items():
-            if self.cases[other].live:
-                self.free_request(other, end)
-
-    def judge_free(self, call: Call) -> Both:
-        """The pages of a live request are free, and only its own; what it did not write is withdrawn (MAN-4, MAN-5).
-
-        Returns:
-            The requests that hold what was withdrawn, each with the tokens of it that are left.
-        """
-        name, written = self.name_in(call), call.arguments.get("num_written")
-        if not name:
-            self.ask(call, "MAN-5")
-            self.unchanged("MAN-5", "another object with that id is not that request")
-            return Both({})
-        case = self.cases[name]
-        if written is not None and written < self.reached.get(name, 0):
-            raise self.left_out()
-        clause = "MAN-5" if written is None else "MAN-4"
-        withdrawn = self.withdrawn(name, written) if case.live else {}
-        void = {
-            other: min(place * group.page_size for group, place in self.where(other, withdrawn))
-            for other in self.names_of(live=True)
-            if other != name and self.where(other, withdrawn)
+        freed = self.call_manager("free", request=Ref(name), **given)
+        if written is None or freed.refused:
+            return
+        first = max(case.hits, written)
+        lost = {
+            page
+            for group, pages in zip(self.world.groups, held, strict=True)
+            for page in pages[first // group.page_size :]
         }
-        if case.live and not case.void:
-            self.write(name, case.given if written is None else min(written, case.given))
-        if written is not None:
-            self.kept.clear()
-        elif case.live:
-            self.keep(name)
-        was_live, case.live = case.live, False
-        label = self.session.noticed(clause) if was_live else clause
-        answer = self.ask(call, label, lambda held: sorted(map(str, held)))
-        case.request.num_computed_tokens = 0
-        self.lists = {other: lists for other, lists in self.lists.items() if other != name}
-        for page in withdrawn:
-            self.ghost.contents.pop(page, None)
-        for other in void:
-            self.cases[other].void = True
-        if was_live:
-            self.settle(clause)
-        else:
-            self.unchanged(clause, "a request that is not live is passed over")
-        if written is not None:
-            holders = f"the requests that hold any of {sorted(withdrawn)}: {sorted(void)}"
-            self.hold("MAN-4", answer == sorted(void), holders, f"{answer}")
-        return Both(void)
+        for other in freed.spec:
+            places = [
+                place * group.page_size
+                for group, pages in zip(self.world.groups, self.held(other), strict=True)
+                for place, page in enumerate(pages)
+                if page in lost
+            ]
+            if self.cases[other].live:
+                self.free_request(other, min(places, default=0))
 
     def finish(self, name: str) -> None:
         """A request ends, if it is live."""
@@ -414,30 +388,6 @@ class ManagerCalls(Hits):
         if self.session.gives_bad_input:
             super().free_a_namesake(name)
 
-    def judge_free_page_hashes(self, call: Call) -> Both:
-        """Dropped keys change nothing else."""
-        self.ask(call, "MAN-6")
-        self.unchanged("MAN-6", "dropped keys change nothing else")
-        return Both()
-
-    # -- Forgetting -------------------------------------------------------------------------------------
-
-    def can_evict(self) -> bool:
-        """See `ManagerSteps.can_evict`: of a backend whose pages are known."""
-        return bool(self.backend.pages) and super().can_evict()
-
-    def judge_evict_pages(self, call: Call) -> Both:
-        """These pages are found no more, and nothing else changes."""
-        before, pages = self.cached_pages(), call.arguments["page_ids"]
-        self.ask(call, "POOL-11")
-        self.hidden |= set(pages)
-        self.kept -= self.hidden
-        self.settle("POOL-11")
-        right = [page for page in before if page not in pages]
-        if self.resident is not None:
-            self.hold("POOL-11", self.resident == right, f"cached pages {right}", f"{self.resident}")
-        return Both()
-
     def reset(self) -> None:
         """See `ManagerSteps.reset`; behind it nothing is found."""
         if not self.offers("manager", "reset_prefix_cache"):
@@ -446,41 +396,7 @@ class ManagerCalls(Hits):
             for name in self.names_of(live=False):
                 self.look_up(name)
 
-    def judge_reset_prefix_cache(self, call: Call) -> Both:
-        """Everything is forgotten, if no page is held."""
-        idle = self.num_free == self.world.num_pages - 1
-        done = self.ask(call, "POOL-9", bool)
-        self.hold("POOL-9", done == idle, f"{idle}, as {self.lists} are held", f"{done}")
-        if not done:
-            self.unchanged("POOL-9", "a reset that did nothing")
-            return Both(False)
-        self.ghost.contents.clear()
-        self.kept.clear()
-        self.settle("POOL-9")
-        if self.resident is not None:
-            self.hold("POOL-9", not self.resident, "no cached page", f"cached pages {self.resident}")
-        return Both(True)
 
-    # -- What was withdrawn -----------------------------------------------------------------------------
-
-    def withdrawn(self, name: str, written: int | None) -> dict[int, int]:
-        """The pages that a request wrote or was to write, and that do not lie wholly below a number of tokens."""
-        case = self.cases[name]
-        if written is None or not self.caching:
-            return {}
-        first = max(case.hits, written)
-        return {
-            page: place
-            for group, pages in zip(self.world.groups, self.lists[name], strict=True)
-            for place, page in enumerate(pages)
-            if page and place >= first // group.page_size and self.writers.get(page) is case
-        }
-
-    def where(self, name: str, pages: dict[int, int]) -> list[tuple[Any, int]]:
-        """Where a request holds any of some pages: the group and the place."""
-        return [
-            (group, place)
-            for group, held in zip(self.world.groups, self.lists[name], strict=True)
-            for place, page in enumerate(held)
-            if page in pages
-        ]
+def _number(value: Any) -> int:
+    """A number of tokens; -1 for what is none."""
+    return int(value) if isinstance(value, int | np.integer) and type(value) is not bool else -1

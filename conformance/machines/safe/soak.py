@@ -1,9 +1,7 @@
 """The soak of level safe: long lives of managers that may evict in an order of their own.
 
-The specification follows, as where logs are replayed (`calls.following`). A call that takes pages, or that says what is
-cached of a prefix, is made on the backend first; the specification takes the same pages, and both go on from the prefix
-that the backend found. The specification keeps all that may be kept (RET-1), so that a correct backend has cached what
-the specification has, or less of it.
+The specification follows, as in small worlds (`following`) and where logs are replayed (`calls.following`). A call that
+says what is cached of a prefix is made on the backend first, too, and both go on from the prefix that this found.
 """
 
 from collections import Counter
@@ -15,7 +13,7 @@ from kvproof.spec.declarations import Request
 
 from ...backends.capabilities import ESSENTIALS
 from ...backends.levels import Level
-from ...backends.loading import Backend, takes_parameter
+from ...backends.loading import Backend
 from ...calls.contrast import shown
 from ...calls.deviation import Outcome, attempt
 from ...calls.following import compared, follows, strays, taken
@@ -31,12 +29,10 @@ from ..sides import unread
 from ..soak import Soak
 from ..soak_base import shard_of_pages
 from . import showing
+from .following import Following
 from .showing import Lists
 
 __all__ = ["SafeSoak"]
-
-_ORDERING = ("eviction", "unhashed_first", "counter_sampling")
-"""The options about which pages are evicted first, and what is counted of that: the specification needs none."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +73,7 @@ class _Importing:
         return self.plan
 
 
-class SafeSoak(Soak):
+class SafeSoak(Following, Soak):
     """Managers with those of tables, pins, host memory and events that the backend has.
 
     Attributes:
@@ -114,10 +110,7 @@ class SafeSoak(Soak):
 
     def options_of(self, side: Side) -> Mapping[str, Any]:
         """See `SoakBase.options_of`: the specification keeps all that may be kept, and is told what it evicts."""
-        if side is self.backend:
-            return self.options
-        kept = {name: value for name, value in self.options.items() if name not in _ORDERING}
-        return kept | {"retention_interval": None}
+        return self.options if side is self.backend else self.keeping_all(self.options)
 
     def new_tables(self, names: Backend) -> dict[str, Any]:
         """See `SoakBase.new_tables`: a backend may have none."""
@@ -127,13 +120,8 @@ class SafeSoak(Soak):
         return super().new_tables(names)
 
     def parts_of(self, manager: Any) -> dict[str, Any]:
-        """See `SoakBase.parts_of`: a manager may show no pool."""
-        pool = getattr(manager, "page_pool", None)
-        return {"manager": manager, "pool": pool, "pages": showing.known_views(pool, not self.lacks("queue"))}
-
-    def takes(self, method: str, option: str) -> bool:
-        """Whether a method of the backend's manager has a parameter."""
-        return takes_parameter(getattr(self.backend.manager, method), option)
+        """See `SoakBase.parts_of`."""
+        return self.shown_parts(manager)
 
     def num_free(self, side: Side) -> list[Any]:
         """See `SoakBase.num_free`; None of a pool that does not tell."""
@@ -143,30 +131,16 @@ class SafeSoak(Soak):
 
     def state_fields(self) -> list[Field]:
         """See `SoakBase.state_fields`: what the backend shows, without what is about the order of free pages."""
-        of_pools = [
-            Field("ref_cnt", "POOL-5", showing.counts),
-            Field("number of free pages", "POOL-2", showing.num_free),
-            Field("pages in the queue", "POOL-2", showing.free_in_queue),
-            Field("null page", "POOL-1", showing.null_page, aside=True),
-            Field("hashed pages", "MAN-3", showing.with_hash, agree=_has_no_others),
-            Field("cached map", "MAN-3", showing.resident, agree=_has_no_others),
-        ]
-        told = [shows for shows in of_pools if shows.read(self.backend.shards[0]) is not None]
-        if of_pools[-1] not in told:
-            self.session.lacks.add("what shows which pages are cached")
+        told = self.shown_fields()
         return [
             *((Field.of("shards of requests", self.cases),) if self.shards else ()),
             Field("pages of requests", "MAN-2", self.pages_of_requests),
             *(map(of_every_shard, told) if self.shards else told),
-            *((Field("usage", "POOL-10", showing.usage, aside=True),) if self.tells_usage() else ()),
+            *self.usage_fields(),
             *((self.table_rows(),) if self.rows else ()),
             *((follower_field(),) if "enable_events" in self.options else ()),
             *(pin_fields()[:1] if "max_pinned_pages" in self.options else ()),
         ]
-
-    def tells_usage(self) -> bool:
-        """Whether the backend tells how many of its pages are in use."""
-        return showing.usage(self.backend) is not None
 
     def count_free(self) -> None:
         """See `SoakBase.count_free`; where they are not as many, whose pages are others is told first."""
@@ -187,11 +161,6 @@ class SafeSoak(Soak):
 
     # -- What is cached -------------------------------------------------------------------------------------
 
-    def resident(self, shard: int) -> list[int] | None:
-        """The pages that the backend shows to be cached; None where it does not show that."""
-        found: list[int] | None = attempt(lambda: showing.resident(self.backend.shards[shard])).value
-        return found
-
     def is_resident(self, pages: Lists, shard: int) -> bool:
         """Whether the backend shows that it has pages of the same content as each of some of the specification's."""
         seen = self.resident(shard)
@@ -209,14 +178,6 @@ class SafeSoak(Soak):
             if seen is not None:
                 gone = {*(showing.resident(shard) or ())} - {*seen}
                 shard.pool.evict_pages([page for page in gone if not shard.pages[page].ref_cnt])
-
-    def to_evict(self, side: Side, shard: int, pages: list[int]) -> list[int]:
-        """See `Soak.to_evict`: a page that the specification has published sooner may still be by its request."""
-        if side is self.backend:
-            return pages
-        seen, known = self.resident(shard), showing.resident(side.shards[shard]) or []
-        later = [page for page in known if page not in (seen or ()) and side.shards[shard].pages[page].ref_cnt]
-        return [page for page in pages if page not in later]
 
     def finds_alike(self, request: Request) -> bool:
         """Whether both sides find the same pages for a request."""
@@ -255,40 +216,11 @@ class SafeSoak(Soak):
         finally:
             self.row = None
 
-    def followed(
-        self, line: str, clause: str, act: Callable[[Side], Any], pages_of: Callable[[Any], list[int]]
-    ) -> Callable[[Side], Any]:
-        """A call that is made on the backend before it is made on the specification, which takes the same pages.
-
-        Args:
-            line: it as a report shows it.
-            clause: the label of its clause.
-            act: makes it on a side.
-            pages_of: tells of the backend's result which pages it took, in the order in which the specification does.
-        """
-        made: list[Outcome] = []
-
-        def follow(side: Side) -> Any:
-            if side is self.backend:
-                (first,) = made
-                if first.error is not None:
-                    raise first.error
-                return first.value
-            self.calls.append(line)
-            with self.watched(clause, "an answer or a refusal"):
-                made[:] = [attempt(lambda: act(self.backend))]
-            self.calls.pop()
-            orders = [shard.pool.free_order for shard in self.spec.shards]
-            for order in orders:
-                order.wanted = pages_of(made[0].value)
-            try:
-                self.right = act(side)
-            finally:
-                for order in orders:
-                    order.wanted = []
-            return self.right
-
-        return follow
+    def follow(self, first: Outcome, act: Callable[[], Any]) -> Any:
+        """See `Following.follow`."""
+        del first
+        self.right = act()
+        return self.right
 
     def compared_call(
         self,
@@ -453,8 +385,8 @@ class SafeSoak(Soak):
             found, end = self.look_up(name), start + new  # what was found before may be gone
             start = found.spec[1]
             new = min(max(end - start, 1), self.cases[name].request.num_tokens - start)
-        lookahead = lookahead if self.takes("allocate_slots", "num_lookahead_tokens") else 0
-        delay = delay and self.takes("allocate_slots", "delay_cache_pages")
+        lookahead = lookahead if self.takes_option("allocate_slots", "num_lookahead_tokens") else 0
+        delay = delay and self.takes_option("allocate_slots", "delay_cache_pages")
         if found is not None and start:
             pages = found.backend[0]
             shard = _shard_in(pages, self.backend) or 0 if self.shards else 0
@@ -501,7 +433,7 @@ class SafeSoak(Soak):
         case = self.case_of(name)
         if unwritten is not None and case.live:
             most = max(case.given - self.reached.get(name, 0), 0)
-            unwritten = min(unwritten, most) if self.takes("free", "num_written") else None
+            unwritten = min(unwritten, most) if self.takes_option("free", "num_written") else None
         self.ends(name, unwritten)
         super().go(name, unwritten)
 
@@ -543,7 +475,7 @@ class SafeSoak(Soak):
     @operation
     def look(self) -> None:
         """See `Soak.look`."""
-        if not self.tells_usage():
+        if not self.usage_fields():
             raise Nothing
         self.call("manager.usage", showing.usage, "POOL-10")
 
@@ -571,11 +503,6 @@ class SafeSoak(Soak):
             return act(side, into) if side is self.backend else act(side)
 
         return super().imported(line, request, self.followed(line, "SWAP-2", importing, pages_of))
-
-
-def _has_no_others(expected: Any, observed: Any) -> bool:
-    """Whether all of some pages are among those of the specification."""
-    return set(observed) <= set(expected)
 
 
 def _is_another_plan(row: Method, right: Any, seen: Any) -> bool:
