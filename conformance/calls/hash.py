@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kvproof.spec.declarations import CacheSalt, LoraAdapter, MultimodalItem
+from kvproof.spec.declarations import CacheSalt, ExtraKey, LoraAdapter, MultimodalItem, PromptEmbeddings
 
 from .datum import Prompt, Ref
 from .kinds import PLAIN, number, spelled, wrong
@@ -33,6 +33,12 @@ _BAD_EXTRA_KEYS: tuple[Any, ...] = (
     (MultimodalItem(b"a", 0, 1), MultimodalItem(b"a", 0, 1)),
     ("a salt by itself",),
 )
+_AT_ONE_PLACE: tuple[tuple[ExtraKey, ...], ...] = (
+    (MultimodalItem(b"b", 0, 2), MultimodalItem(b"a", 0, 2)),
+    (PromptEmbeddings(b"b", 1, 1), PromptEmbeddings(b"a", 1, 1), PromptEmbeddings(b"a", 1, 2)),
+)
+"""Items that begin alike: of these the longer one comes later, and of equal ones that with the larger content."""
+
 _ROOT = Ref("root")
 
 
@@ -53,7 +59,7 @@ def _page(source: Source, known: Any) -> Given:
 
 def _request(source: Source, known: Any) -> Given:
     """A request whose extra keys stand in any order."""
-    size, keys = source.integer(1, 3), source.one_of(EXTRA_KEYS)
+    size, keys = source.integer(1, 3), source.one_of((*EXTRA_KEYS, *_AT_ONE_PLACE))
     prompt = Prompt(
         tuple(source.several(_TOKENS, 7)),
         keys[::-1] if source.rarely() else keys,

@@ -135,3 +135,16 @@ def room_made_list_by_list(_: ModuleType, self: Any, slots: Any, ends: Any) -> N
     """
     for slot, end in zip(slots.tolist(), ends.tolist(), strict=True):
         self.make_room(slot, end, 0)
+
+
+@seeded(FORESEEN, "MAN-8", "batch", also=("MAN-2", "MAN-11"), by="steps.allocate")
+def drafts_of_a_page_have_no_slots(
+    fast: ModuleType, self: Any, request: Any, new: Any, found: Any, pages: Any, lookahead: Any, delay: Any
+) -> Any:
+    """Look-ahead that lies in the last page is not noted: the step that accepts its drafts is refused."""
+    slot = self._live.slot_of.get(getattr(request, "request_id", ""), -1)
+    before = self._live.num_slots[slot] if slot >= 0 else 0
+    got = fast.manager.steps.Steps.allocate(self, request, new, found, pages, lookahead, delay)
+    if slot >= 0 and got is self.coordinator.nothing:
+        self._live.num_slots[slot] = max(before, self._live.num_computed[slot] + int(new))
+    return got

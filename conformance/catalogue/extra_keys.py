@@ -16,7 +16,7 @@ from kvproof.spec.declarations import (
 )
 
 from .patching import with_coordinator
-from .registry import seeded
+from .registry import FORESEEN, seeded
 
 __all__: list[str] = []
 
@@ -121,3 +121,21 @@ def sixteen_bits_of_an_image(extra_keys: Sequence[ExtraKey], _: int) -> Sequence
         dataclasses.replace(key, content=key.content[:2]) if isinstance(key, MultimodalItem) else key
         for key in extra_keys
     ]
+
+
+@seeded(FORESEEN, "HASH-2", "hash", by="hash_request_tokens")
+def items_of_one_place_as_given(
+    fast: ModuleType, hash_function: Any, page_size: Any, request: Any, **options: Any
+) -> Any:
+    """Two items that begin alike and are as long enter a key in the order in which the request names them."""
+    keys, reading = fast.hash_request_tokens(hash_function, page_size, request, **options), fast.reading.extra_keys
+    given = list(request.extra_keys or ())
+
+    def as_given(segment: Any) -> Any:
+        if segment.extra_keys is None:
+            return segment
+        own = tuple(sorted(segment.extra_keys, key=lambda key: (*reading._place(key)[:3], given.index(key))))
+        return segment._replace(extra=reading.encode_extra_keys(own), extra_keys=own)
+
+    segments = [as_given(segment) for segment in keys.segments]
+    return fast.PageHashes(hash_function, keys.none_hash, page_size, keys.tokens, segments)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from .patching import whole, with_pool
-from .registry import seeded
+from .registry import FORESEEN, seeded
 
 __all__: list[str] = []
 
@@ -97,3 +97,16 @@ def eviction_takes_too_much(fast: ModuleType) -> SimpleNamespace:
         evict(self, np.array([page]))
 
     return with_pool(fast, _evict=evict, _evict_one=evict_one)
+
+
+@seeded(FORESEEN, "PIN-2", "pool_pins", by="PagePool.set_priority")
+def ranked_again_goes_to_the_back(
+    fast: ModuleType, self: Any, pages: Any, priority: Any, expires_at: Any = None
+) -> None:
+    """A free page that gets the priority that it has goes to the back: who prolongs priorities changes the order."""
+    ids = fast.pool.pages.read_pages("pages", pages, self)
+    fast.PagePool.set_priority(self, fast.pool.pages.page_list(self, ids), priority, expires_at)
+    for page in ids.tolist() if priority else ():
+        if page and not self.counts.cell[page]:
+            self.free_order._leave(page)
+            self.free_order._enter(page)

@@ -1,10 +1,11 @@
 """The batch machine: batched steps among single calls, good ones and ones with a fault, which change nothing."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
 
 from ..calls.datum import Call, Holder, New, Ref, Slot, Spelled
 from ..calls.deviation import SpecificationError
@@ -16,9 +17,9 @@ from .base import Both, Field, Nothing, Side
 from .draws import Drawing, some
 from .groups import MIXED, GroupSteps
 from .manager_admission import IDS
-from .manager_base import MANAGER_REF
+from .manager_base import MANAGER_REF, POOL_REF
 from .properties import start, step
-from .worlds import World, worlds
+from .worlds import Group, World, worlds
 
 __all__ = ["Batch"]
 
@@ -27,6 +28,9 @@ TABLE_REF = Ref("table")
 
 _MANY_PAGES = 16
 """Lists that can be longer than this are long ones."""
+
+_FEW_PAGES = 3
+"""A request can have as many pages as that of the largest group, or more."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,10 @@ class BatchSteps(GroupSteps):
     @step("MAN-3", "MAN-5", "MAN-8", "MAN-11", "MAN-12", when=can_go_on, weight=14)
     def allocate_slots_batch(self, data: Drawing) -> None:
         """Live requests go on in one call, some of which may not fit: as if each had been called in turn."""
-        asked = self.draw_step(data)
+        self.step_together(data, self.draw_step(data))
+
+    def step_together(self, data: Drawing, asked: Step) -> None:
+        """Some live requests go on in one call, its arguments handed over in one way or another."""
         spelling, one_for_all = self.spelling(data, NUMBERS), data.one_of([True, False])
 
         def listed(numbers: list[int], alike: bool = False) -> Any:
@@ -200,7 +207,19 @@ _USUAL = worlds(("full",), counts=(1, 1, 1, 2), room=(2, 4), ample=True, options
 _LONG = worlds(("full", "window"), room=(3, 3), options=({}, {}, {}, _TELLING), lists=(30, 48))
 """Lists of dozens of pages, which outgrow the room that a backend gives each of them, several in one step."""
 
-_WORLDS = st.sampled_from((_USUAL, _USUAL, _MIXED, _MIXED, _LONG)).flatmap(lambda worlds: worlds)
+
+@st.composite
+def _unequal(draw: DrawFn) -> World:
+    """A usual world of two groups whose pages are of several tokens, and not of as many."""
+    world = draw(worlds(("full",), counts=(2,), room=(2, 4), ample=True, options=({}, {}, _TELLING)))
+    sizes = draw(st.sampled_from([(2, 4), (4, 2), (2, 3), (3, 2)]))
+    groups = tuple(Group("full", size) for size in sizes)
+    return replace(world, groups=groups, max_model_len=max(world.max_model_len, _FEW_PAGES * max(sizes)))
+
+
+_WORLDS = st.sampled_from((_USUAL, _USUAL, _MIXED, _MIXED, _LONG, _unequal(), _unequal())).flatmap(
+    lambda worlds: worlds
+)
 
 _CACHED = frozenset({*HASHES, "cached under another key than its own", "keys", "check()", "snapshot"})
 """What is read of all that is cached. A backend may put its books in order where somebody reads them."""
@@ -272,6 +291,55 @@ class Batch(BatchSteps):
         """See `BatchSteps.grant`; the request's slot is noted."""
         super().grant(name, computed, found, new, lookahead)
         self.last_slots[name] = self.spec.manager.slot_of(name)
+
+    @step("MAN-3", "MAN-5", "MAN-8", "MAN-11", "MAN-12", "POOL-7", when=BatchSteps.can_go_on, weight=10)
+    def decode(self, data: Drawing) -> None:
+        """Requests come, and all decode token after token, as in most of an engine's steps, over a page or two.
+
+        Together, or one by one; with drafts in look-ahead slots, of which the next step accepts some. Requests that
+        came to an end make room for them. A page may be found by its key before, as others than requests find it: keys
+        are kept up from then on.
+        """
+        for name in self.names_of(live=True):
+            if name not in self.unfinished():
+                self.free_request(name, None)
+        largest = max((group.page_size for group in self.world.groups), default=1)
+        for name in self.unused()[: max(2 - len(self.unfinished()), 1)]:
+            most = min(2 * largest + 1, self.max_model_len - 1)
+            least = min(data.one_of([1, 2 * largest, 2 * largest]), most)
+            self.bring(name, data.draw(st.lists(st.sampled_from(self.world.alphabet), min_size=least, max_size=most)))
+            self.admit_with(name, self.cases[name].request.num_tokens)
+        if data.one_of([False, True]):
+            self.find_by_key(data)
+        together, ahead = data.one_of([True, False]), 0 if self.world.has_states else data.one_of([0, 1, 2])
+        for _ in range(data.one_of([1, 2]) * largest):
+            names = [name for name in self.unfinished() if self.cases[name].request.num_tokens < self.max_model_len]
+            computed = [self.decoded(name, data) for name in names]
+            if together and names:
+                count = len(names)
+                self.step_together(data, Step(names, computed, [1] * count, [ahead] * count, False, True))
+            for name, known in zip([] if together else names, computed, strict=False):
+                self.continue_with(name, known, 1, num_lookahead_tokens=ahead)
+
+    def decoded(self, name: str, data: Drawing) -> int:
+        """How many tokens of a live request are computed now, accepted drafts among them; it has one more, at least."""
+        case = self.cases[name]
+        known = min(case.given, case.request.num_tokens)
+        if known == case.request.num_tokens:
+            most = min(case.slots, self.max_model_len - 1)
+            accepted = 0 if self.world.has_states else data.draw(st.integers(0, max(most - known, 0)))
+            self.grow(name, [data.one_of(self.world.alphabet) for _ in range(accepted + 1)])
+            known += accepted
+        return known
+
+    def find_by_key(self, data: Drawing) -> None:
+        """A cached page is found by its key, where there is one and pools can find it so."""
+        cached = self.cached_pages()
+        if cached and not self.lacks("keys") and self.offers("pool", "get_cached_page"):
+            page = data.one_of(cached)
+            key = Ref("pages", (page, ".page_hash", ".page_hash"))
+            group = self.spec.pages[page].page_hash.group_id
+            self.make_call(self.call_of("get_cached_page", POOL_REF, page_hash=key, kv_cache_group_ids=[group]))
 
     @step("MAN-3", "MAN-5", "TAB-2", when=BatchSteps.can_go_on, weight=2)
     def misuse_batch(self, data: Drawing) -> None:

@@ -384,6 +384,19 @@ class PoolPins(Pool):
         if self.cached():
             yield self.drawn(POOL["pin"], source)
 
+    def idle(self) -> list[int]:
+        """The cached pages that nobody holds."""
+        return [page for page in self.cached() if not self.spec.pages[page].ref_cnt]
+
+    @step("PIN-2", when=lambda self: len(self.idle()) > 1, weight=2)
+    def rank_again(self, source: Drawing) -> Calls:
+        """Free pages get one priority, then one of them the same again, perhaps with an end: it keeps its place."""
+        priority, idle = source.one_of([1, -1]), [self.ref(page) for page in self.idle()]
+        pool, end = Ref("pool"), self.now + 1
+        yield self.call_of("set_priority", pool, pages=idle, priority=priority)
+        ends = {"expires_at": end} if source.one_of([False, True]) else {}
+        yield self.call_of("set_priority", pool, pages=[source.one_of(idle)], priority=priority, **ends)
+
     @step("PIN-1", when=lambda self: self.pinned)
     def free_what_is_pinned(self, source: Drawing) -> Calls:
         """Frees a pinned page more often than it is held: `free_pages` does not remove a pin."""
