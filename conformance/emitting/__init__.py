@@ -1,9 +1,9 @@
 """Counterexamples as standalone pytest files: plain calls on the backend, and one assertion that fails.
 
 `script` makes files of lines and tries each before it is left anywhere. `replaying` takes the steps of a machine again,
-and `calls` makes calls that need no machine, while `notes` writes down what is called on the stand-ins that it gives
-out; `endings` says what the last call must do, and `lines` makes the lines of a test of both. `literals` writes values,
-and `calls.readings` looks at a backend's state.
+and `calls` makes calls that need no machine, while `notes` writes each of them down; `endings` says what the last call
+must do, and `lines` makes the lines of a test of both. `literals` writes values, and `calls.readings` looks at a
+backend's state.
 """
 
 from typing import TYPE_CHECKING, Any
