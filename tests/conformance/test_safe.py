@@ -143,6 +143,41 @@ def test_publishing_before_slots_are_looked_for_conforms() -> None:
         assert [str(deviation) for deviation in found.deviations] == []
 
 
+def test_other_pages_of_equal_content_may_be_held_at_the_admission() -> None:
+    """MAN-2: it is handed one page of several that hold the prefix, and takes another; the specification does, too."""
+    others: list[bool] = []
+
+    class TakesOthers(kvproof.spec.CacheManager):
+        def allocate_slots(
+            self,
+            request: Any,
+            num_new_tokens: Any,
+            num_new_computed_tokens: Any = 0,
+            new_computed_pages: Any = None,
+            *more: Any,
+            **options: Any,
+        ) -> Any:
+            if new_computed_pages is not None:
+                handed = new_computed_pages.pages
+                taken = [[self.last_alike(page) for page in group] for group in handed]
+                others.append(taken != list(map(list, handed)))
+                new_computed_pages = kvproof.spec.CachePages(taken)
+            hits = num_new_computed_tokens, new_computed_pages
+            return super().allocate_slots(request, num_new_tokens, *hits, *more, **options)
+
+        def last_alike(self, page: Any) -> Any:
+            pool = self.page_pool
+            key, content = pool.key_of_page(page.page_id), pool.content_of(page)
+            alike = [] if key is None else pool.cached_under(key.page_hash, key.group_id)
+            return next((other for other in reversed(alike) if pool.content_of(other) == content), page)
+
+    names = SimpleNamespace(**{**vars(kvproof.spec), "CacheManager": TakesOthers})
+    for seed in SEEDS[:2]:
+        found = held("safe-manager", Backend("takes others", names), examples=20, seed=seed)
+        assert [str(deviation) for deviation in found.deviations] == []
+    assert any(others)
+
+
 def test_a_radix_tree_does_not_conform_at_level_exact() -> None:
     """The page that was freed last is taken first, and what it has computed is published with the next call."""
     group = CacheGroupSpec(FullAttentionSpec(page_size=1, num_kv_heads=1, head_size=8, dtype="float32"), ("layer",))
