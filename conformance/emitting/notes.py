@@ -109,7 +109,7 @@ class Notes:
             row: its row.
             side: the backend's side.
         """
-        text = self._or_none(lambda: self._text_of_call(call, row, side))
+        text = self._or_problem(lambda: self._text_of_call(call, row, side))
         if row.form == "set":
             statement = Statement(text, act=self.act)
             self.statements.append(statement)
@@ -131,8 +131,8 @@ class Notes:
         leading, named = bound(tuple(row.arguments), given, row.by_name)
         return f"{text}({', '.join([*leading, *(f'{name}={value}' for name, value in named.items())])})"
 
-    def _or_none(self, write: Callable[[], str]) -> str:
-        """What is written; a value that has no form in Python's source is a problem."""
+    def _or_problem(self, write: Callable[[], str]) -> str:
+        """What a function writes; a value that has no form in Python's source is a problem."""
         try:
             return write()
         except UnrenderableError as error:
@@ -140,7 +140,13 @@ class Notes:
             return "..."
 
     def name(self, name: str, value: Any, side: Holder) -> None:
-        """Notes a thing that a side is about to have by a name; see `Calling.make`. A call was noted before."""
+        """Notes a thing that the backend's side has by a name from now on; see `Calling.make`.
+
+        Args:
+            name: the name.
+            value: how it was made; a call was noted when it was.
+            side: the side.
+        """
         if isinstance(value, Call):
             statement = self.statements[-1]
             statement.name, statement.inline, statement.idle = name, False, self._built == self.act
@@ -150,7 +156,7 @@ class Notes:
         self._texts.pop(name, None)
         if not isinstance(value, Ref) and (is_plain(value) or inspect.isroutine(value)):
             return
-        text = self._or_none(lambda: self._written(value, side))
+        text = self._or_problem(lambda: self._written(value, side))
         if not _VARIABLE.fullmatch(text):
             builds, inline = isinstance(value, New), isinstance(value, New | Ref | list)
             text = mark(self._add(text, name=name, idle=True, inline=inline, builds=builds).number or 0)

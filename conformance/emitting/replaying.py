@@ -22,6 +22,7 @@ from ..machines.calling import Calling
 from ..machines.manager_base import ManagerMachine
 from ..machines.ragged import Batch
 from ..machines.session import Session
+from ..trying.script import FileError
 from .calls import calls_alone, script_of_calls
 from .endings import Last, ending_of, lines_of_attention
 from .lines import script_of_notes
@@ -198,7 +199,7 @@ def _alone(machine: type[Machine], found: Deviation, found_by: str) -> Script | 
         return None
     try:
         script = script_of_calls(calls_alone(machine, found.trace), session.backend, session.level, found_by)
-    except UnrenderableError:
+    except (UnrenderableError, FileError):
         return None
     return script if script.clause == found.clause else None
 
