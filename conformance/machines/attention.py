@@ -430,7 +430,7 @@ class Attention(RaggedMachine):
 
 
 class Limits(RaggedMachine):
-    """Many query heads of an odd size, long rows, positions past 32767, page ids past 65535."""
+    """Many query heads of an odd size, long rows, positions past 32767, page ids past 65535, several key blocks."""
 
     name = "limits"
     levels = frozenset(LEVELS)

@@ -46,6 +46,7 @@ class Setup:
         sinks: whether each head has a sink.
         tall: at which position sequences begin to be drawn; their first pages are one page many times.
         first_page: the smallest page id that sequences hold.
+        prompts: numbers of query tokens that sequences have beside a few.
     """
 
     layout: Layout
@@ -58,6 +59,7 @@ class Setup:
     sinks: bool = False
     tall: int = 0
     first_page: int = 0
+    prompts: tuple[int, ...] = ()
 
     @property
     def query_heads(self) -> int:
@@ -159,8 +161,16 @@ LIMITS = {
         options={"window": 6, "chunk": 4},
         first_page=65530,
     ),
+    "long": Setup(
+        Layout("v2", heads=1, page_size=16, num_pages=96),
+        row=40,
+        num_seqs=2,
+        num_tokens=96,
+        prompts=(31, 33, 64, 70),
+    ),
 }
-"""Many query heads of an odd size, long rows, positions past 32767, page ids past 65535."""
+"""Many query heads of an odd size, long rows, positions past 32767, page ids past 65535; contexts of which no mask
+leaves out anything, and prompts, that are longer than what kernels take at a time."""
 
 LATENT = {
     "latent": Setup(
@@ -463,7 +473,7 @@ def draw_batch(data: Drawing, name: str, writes: bool = False) -> Batch:
     count = data.draw(st.integers(1, setup.num_seqs)) if not data.rarely() else 0
     left, q_lens, kv_lens = setup.num_tokens, [], []
     for _ in range(count):
-        q_lens.append(min(data.draw(st.sampled_from([1, 2, 3, 5, 0, 1, 7])), left, setup.most_keys))
+        q_lens.append(min(data.draw(st.sampled_from([1, 2, 3, 5, 0, 1, 7, *setup.prompts])), left, setup.most_keys))
         left -= q_lens[-1]
         kv_lens.append(_draw_length(data, setup, q_lens[-1], writes))
     reserved = 1 if setup.first_page == 0 and data.one_of([True, False]) else 0
