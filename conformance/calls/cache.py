@@ -86,9 +86,13 @@ def ints(*values: Any, how: Spelling = Spelling.INT32) -> Spelled:
     return Spelled(how, values)
 
 
-def _columns(columns: Sequence[Sequence[int]], count: int, nothing: int) -> Spelled:
+_PADDING = ((-1, -1, -1), (0, 0, 1), (2**31 - 1,) * 3)
+"""What columns past the number of slices hold: one of them would write, were it a slice."""
+
+
+def _columns(columns: Sequence[Sequence[int]], count: int, padding: Sequence[int] = (0, 0, 0)) -> Spelled:
     """Slices as an array `[3, count]`, padded behind their number."""
-    padded = [*columns, *[(nothing,) * 3] * (count - len(columns))]
+    padded = [*columns, *[padding] * (count - len(columns))]
     return ints(*(list(row) for row in zip(*padded, strict=True)))
 
 
@@ -122,7 +126,7 @@ def _by_slices(source: Source, layout: Any, times: Sequence[float]) -> tuple[Giv
         first = source.integer(0, size - 1)
         length = source.integer(1, min(size - first, TOKENS))
         columns.append((page * size + first, source.integer(0, TOKENS - length), length))
-    slices = _columns(columns, _SLICES, source.one_of([-1, 0, 2**31 - 1]))
+    slices = _columns(columns, _SLICES, source.one_of(_PADDING))
     return {"slot_mapping": slices, "num_slices": ints(len(columns))}, times
 
 
@@ -140,7 +144,7 @@ def _mapping(*slots: int) -> Spelled:
 
 
 def _slices(*columns: tuple[int, int, int]) -> Given:
-    return {"slot_mapping": _columns(columns, len(columns), 0), "num_slices": ints(len(columns)), "validate": True}
+    return {"slot_mapping": _columns(columns, len(columns)), "num_slices": ints(len(columns)), "validate": True}
 
 
 def _named_badly(source: Source, known: Any, given: Given) -> Any:
@@ -165,9 +169,9 @@ def _named_badly(source: Source, known: Any, given: Given) -> Any:
 def _numbered_badly(source: Source, *_: Any) -> Given:
     return source.one_of(
         [
-            {"slot_mapping": _columns([(0, 0, 0)], 2, 0), "num_slices": ints(1, how=Spelling.INT64)},
+            {"slot_mapping": _columns([(0, 0, 0)], 2), "num_slices": ints(1, how=Spelling.INT64)},
             {"slot_mapping": ints([0, 0], [0, 0]), "num_slices": ints(1)},
-            {"slot_mapping": _columns([(0, 0, 0)], 1, 0), "num_slices": ints(2), "validate": True},
+            {"slot_mapping": _columns([(0, 0, 0)], 1), "num_slices": ints(2), "validate": True},
         ]
     )
 

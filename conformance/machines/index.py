@@ -1,6 +1,7 @@
 """The index machine: who follows a cache by its events, as a router does, though some are lost, repeated or mixed."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
@@ -93,12 +94,13 @@ class Index(Calling):
             self.make(side, "index", New("EventIndex", (self.page_size,)))
         return {}
 
-    def follow(self, side: Side, event: Any) -> None:
-        """A side's index is told an event."""
+    def follow(self, side: Side, *events: Any) -> None:
+        """A side's index is told events: one by one, where it is no follower."""
         if self.is_followed(side):
-            self.perform(side, Call(Ref("follower"), "apply", {"events": [event]}), FOLLOWER["apply"])
+            self.perform(side, Call(Ref("follower"), "apply", {"events": list(events)}), FOLLOWER["apply"])
         else:
-            self.perform(side, Call(Ref("index"), "apply", {"event": event}), _APPLY)
+            for event in events:
+                self.perform(side, Call(Ref("index"), "apply", {"event": event}), _APPLY)
 
     def new_index_line(self) -> str:
         """How a report shows that an index is made."""
@@ -223,11 +225,12 @@ class Index(Calling):
 
     @operation
     def tell_anew(self, restart: bool) -> None:
-        """A full list of what is cached arrives; it begins with a clear."""
+        """A full list of what is cached arrives; it begins with a clear. What is under way arrives just before it."""
+        earlier = self.under_way if self.is_whole else []
         if restart:
             self.begin_source()
         self.under_way, self.is_whole = [], True
-        self.tell(self.known.events())
+        self.tell([*earlier, *self.known.events()])
 
     @step(when=lambda self: self.is_whole)
     def come_late(self, data: Drawing) -> None:
@@ -272,15 +275,15 @@ class Index(Calling):
         return FOLLOWER, _EVENTS if call.method == _EVENTS.name else FOLLOWER[call.method]
 
     def tell(self, events: Sequence[CacheEvent], refusing: bool = False) -> None:
-        """Hands events over, one by one; where some were lost or come again an index may refuse them."""
+        """Hands events over; where some were lost or come again an index may refuse them, one by one."""
 
         def act(side: Side) -> None:
+            if not refusing:
+                self.follow(side, *events)
+                return
             for event in events:
-                try:
+                with suppress(Exception):
                     self.follow(side, event)
-                except Exception:
-                    if not refusing:
-                        raise
 
         self.call(f"for event in {_shown(events)}: index.apply(event)", act, "MAN-12", unread)
 
