@@ -103,13 +103,12 @@ class _NotedTrial(Trial):
         super().__init__(backend, level)
         self.notes = Notes(backend.holder)
         self.last = Last()
-        self._row: Method | None = None
         self._names: dict[int | str, dict[str, str]] = {}
 
     def _attempt(self, side: Any, call: Call, row: Method) -> Outcome:
         if side is self.spec:
             outcome = super()._attempt(side, call, row)
-            self.last, self._row = Last(outcome.value, outcome.error), row
+            self.last = Last(outcome.value, outcome.error, kind=row.result.log)
             return outcome
         self.notes.act += 1
         statement = self.notes.call(call, row, side)
@@ -137,7 +136,7 @@ class _NotedTrial(Trial):
     def ending(self, said: Said) -> Ending | None:
         """The end of the test; None if what differs can't be told from outside."""
         if said.field is None:
-            return (self._counted() if self._level == "safe" else None) or ending_of_call(self.last, self.notes)
+            return ending_of_call(self.last, self.notes, chooses=self._level == "safe")
         name, number = said.field
         spec, seen = (SimpleNamespace(**own) for own in self._built[number].parts)
         text_of = self._names.get(number, {}).get
@@ -145,13 +144,3 @@ class _NotedTrial(Trial):
         if ending is not None and said.refused:
             return replace(ending, refusals=type(self.last.refusal).__name__)
         return ending
-
-    def _counted(self) -> Ending | None:
-        """The end that asks how many pages a call gave; None of other calls."""
-        last, kind = self.last, self._row.result.log if self._row is not None else ""
-        if not last.text or kind not in ("pages", "groups") or last.expected is None or last.observed is None:
-            return None
-        if kind == "pages":
-            return Ending(lines=(f"assert len({last.text}) == {len(last.expected)}",))
-        counts = [len(group) for group in last.expected.get_page_ids()]
-        return Ending(lines=(f"assert [len(group) for group in {last.text}.get_page_ids()] == {counts}",))

@@ -67,6 +67,8 @@ class Last:
         observed: the backend's result.
         error: what the backend raised.
         text: the expression that gives the backend's result; empty if there is none.
+        kind: how a log writes the result, which says what it is.
+        fewest: how many tokens a hit has at least, where which pages are cached is the backend's to choose.
     """
 
     expected: Any = None
@@ -74,6 +76,8 @@ class Last:
     observed: Any = None
     error: BaseException | None = None
     text: str = ""
+    kind: str = ""
+    fewest: int | None = None
 
 
 @dataclass(frozen=True)
@@ -106,19 +110,56 @@ def ending_of(taken: Machine, phase: str, last: Last, notes: Notes) -> Ending | 
         None if what was compared cannot be told from outside.
     """
     if phase == "call":
-        return ending_of_call(last, notes)
+        last.fewest = getattr(taken, "fewest", None)
+        return ending_of_call(last, notes, chooses=taken.session.level == "safe")
     ending = _of_state(taken, notes) if phase == "state" else None
     return ending if ending is None or last.refusal is None else replace(ending, refusals=_ANY_REFUSAL)
 
 
-def ending_of_call(last: Last, notes: Notes) -> Ending | None:
-    """The end of the test that shows what came of the last call; None if that cannot be told from outside."""
+def ending_of_call(last: Last, notes: Notes, chooses: bool = False) -> Ending | None:
+    """The end of the test that shows what came of the last call; None if that cannot be told from outside.
+
+    Args:
+        last: the last call.
+        notes: what was noted.
+        chooses: whether the backend chooses which pages it takes and evicts (level safe): a right one may take others.
+    """
     views = _views()
     if last.refusal is not None:
         return _of_refusal(last, views)
     if last.error is not None:
         return Ending(raises=type(last.error).__name__, sources=views)
-    return _of_result(last, notes, views) if last.text else None
+    if not last.text:
+        return None
+    if chooses and last.expected is not None and last.observed is not None:
+        known = {"pages": _of_length, "groups": _of_lengths, "hit": _of_hit}
+        if last.kind in known:
+            ending: Ending | None = attempt(
+                lambda: known[last.kind](last)
+            ).value  # classes of its own have other methods
+            return ending
+    return _of_result(last, notes, views)
+
+
+def _of_length(last: Last) -> Ending | None:
+    """How many pages a call gave."""
+    count = len(last.expected)
+    return None if len(last.observed) == count else Ending(lines=(f"assert len({last.text}) == {count}",))
+
+
+def _of_lengths(last: Last) -> Ending | None:
+    """How many pages a call gave, group by group."""
+    right, seen = ([len(group) for group in pages.get_page_ids()] for pages in (last.expected, last.observed))
+    lengths = f"[len(group) for group in {last.text}.get_page_ids()]"
+    return None if right == seen else Ending(lines=(f"assert {lengths} == {right}",))
+
+
+def _of_hit(last: Last) -> Ending | None:
+    """How many tokens a look-up found, at least or at most."""
+    most, seen = int(last.expected[1]), int(last.observed[1])
+    if seen > most:
+        return Ending(lines=(f"assert {last.text}[1] <= {most}",))
+    return None if last.fewest is None else Ending(lines=(f"assert {last.text}[1] >= {last.fewest}",))
 
 
 def _views() -> dict[str, str]:

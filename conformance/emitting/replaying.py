@@ -113,6 +113,7 @@ class _Noting(Calling):
         if side is not self.backend:
             return super().perform(side, call, row)
         self._statement = statement = self.notes.call(call, row, side)
+        self.last.kind = row.result.log
         try:
             statement.value = super().perform(side, call, row)
         except BaseException as error:

@@ -51,6 +51,7 @@ class SafeJudging(Following, GroupSteps):
         new: the pages that the last call handed out.
         copying: whether what it hit ends amid a page, and the copies are not taken yet: these tell from which pages.
         before: the pages that the backend showed to be cached before the last call; None where it does not show that.
+        fewest: how many tokens the last look-up had to find, where it found fewer.
         kept: full pages of requests that were freed, published and written, no page being taken since (HIT-1).
     """
 
@@ -71,6 +72,7 @@ class SafeJudging(Following, GroupSteps):
         self.new: set[int] = set()
         self.before: list[int] | None = None
         self.kept: set[int] = set()
+        self.fewest: int | None = None
 
     # -- What the backend shows ----------------------------------------------------------------------------
 
@@ -199,9 +201,11 @@ class SafeJudging(Following, GroupSteps):
             longest = self.longest(case, filter(self.ghost.is_full, self.before))
             label = self.blame_hit(case, (None, longest), seen)
             if length < longest and label in self.session.clauses:
+                self.fewest = longest
                 return found._replace(clause=label, expected=f"{longest} tokens, the longest prefix that is resident")
         longest = self.longest(case, self.kept) if self.kept else 0
         if length < longest and "HIT-1" in self.session.clauses:
+            self.fewest = longest
             said = f"{longest} tokens or more: pages {sorted(self.kept)} were published, and none was taken since"
             return found._replace(clause="HIT-1", expected=said)
         return None
