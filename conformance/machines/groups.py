@@ -194,7 +194,7 @@ class Chunk(GroupSteps):
 
     name = "chunk"
     capability = "groups"
-    examples = 36
+    examples = 42
     needs = (*GroupSteps.needs, "ChunkedLocalAttentionSpec")
     labels = frozenset({"MAN-7", "MAN-8", "MAN-9"})
     always = GroupSteps.always | labels
