@@ -170,9 +170,14 @@ _CACHING = ("request", "pages", "num_cached_pages", "num_full_pages", "page_size
 
 
 class KeyOrigins:
-    """Of which page of which request a key is, for the calls that are handed one (no key stands in a log)."""
+    """Of which page of which request a key is, for the calls that are handed one (no key stands in a log).
 
-    def __init__(self) -> None:
+    Args:
+        of_manager: whether a manager caches pages of the pool, too: of those no call tells whose they are.
+    """
+
+    def __init__(self, of_manager: bool) -> None:
+        self._of_manager = of_manager
         self._origins: dict[Any, tuple[Any, int, int]] = {}
 
     def learn(self, request: Any, pages: Any, first: int, end: int, page_size: int) -> None:
@@ -184,6 +189,10 @@ class KeyOrigins:
     def of(self, key: Any) -> tuple[Any, int, int] | None:
         """Request, place and page size of a key; None for one that no call has cached."""
         return self._origins.get(_digest(key))
+
+    def may_lack(self, key: Any) -> bool:
+        """Whether a key that is not known may be of a page that is cached."""
+        return self._of_manager and self.of(key) is None
 
 
 def _digest(key: Any) -> Any:
@@ -249,6 +258,8 @@ class RecordedCall:
             if shape.knows_all:  # an argument of the package's own may be why
                 self.note_error(given, error)
             raise
+        if self._names_key and value is not None and self._origins.may_lack(values[shape.places["page_hash"]]):
+            return value  # it only reads, and no replay could make it
         self.note(given, value)
         if self._learns:
             self._origins.learn(*(values[shape.places[name]] for name in _CACHING))

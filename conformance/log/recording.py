@@ -164,7 +164,7 @@ class Recorded:
         own = self.__dict__
         own |= {"_kvproof_writer": writer, "_kvproof_thing": thing, "_kvproof_properties": PROPERTIES[name]}
         own["_kvproof_number"] = number = writer.make(name, arguments)
-        origins = KeyOrigins()
+        origins = KeyOrigins(of_manager="of" in arguments)
         for method, row in CALLS[name].items():
             if hasattr(thing, method):
                 own[method] = RecordedCall(writer, number, method, row, getattr(thing, method), origins)

@@ -69,7 +69,10 @@ class ManagerMachine(ManagerBlame, Calling):
 
     def build_managers(self, world: World) -> None:
         """Builds both managers, with those options that the backend's constructor knows."""
+        wanted_groups = world.groups
         world = world.within(self.backend.names)
+        if world.groups != wanted_groups:
+            self.lacks("groups")
         if self.lacks("iterables"):
             world = replace(world, spellings=tuple(known for known in world.spellings if known in LISTED))
         wanted = {"hash_seed": b"kvproof", **world.options}
