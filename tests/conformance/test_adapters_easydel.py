@@ -52,7 +52,7 @@ def test_setups_are_those_that_the_kernels_have_options_for() -> None:
         takes = load_backend(_named(adapter)).get("kvproof_takes_setup")
         return {name for name in (COMMON | LIMITS | NARROW) if takes(function, SETUPS[name])}
 
-    rows = {"window", "uneven", "rows", "rows, window", "rows, half"}
+    rows = {"window", "uneven", "long", "rows", "rows, window", "rows, half"}
     assert taken("jax_kernels", "ragged_paged_attention") == rows
     assert taken("ejkernel", "ragged_paged_attention") == rows
     for adapter in ("ejkernel", "tpu_inference"):
