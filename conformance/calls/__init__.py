@@ -44,9 +44,9 @@ signatures of the specification: a new public method without a row fails there.
 drawn where the backend has the method. A kind asks ``known`` where a value needs one (cache groups, iterables).
 
 **Levels.** The rows serve both levels. At level exact the judge is the specification beside the backend. At level safe
-it follows the choices of a pool, and of a manager in the soak. In small worlds a manager's calls are made on the
-backend alone, and a model judges them by what it knows of pages, each by a method that is called like it
-(``judge_allocate_slots``). Of the calls with a fault only those are made that managers of every design refuse.
+it follows the choices of the backend (`following`): it takes the pages that a pool or a manager took, and goes on from
+what that found, so that the two can be compared. Of the calls with a fault only those are made that managers of every
+design refuse. A result that depends on what was evicted says so in its row (``by_eviction``).
 
 **To convert a machine**: write the kinds of its arguments with ``good`` and ``fault`` into its table; make the machine
 a `Calling`; what several calls make becomes a generator; delete its file of faults, its texts and its closures; let its

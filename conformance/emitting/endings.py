@@ -131,13 +131,11 @@ def ending_of_call(last: Last, notes: Notes, chooses: bool = False) -> Ending | 
         return Ending(raises=type(last.error).__name__, sources=views)
     if not last.text:
         return None
-    if chooses and last.expected is not None and last.observed is not None:
-        known = {"pages": _of_length, "groups": _of_lengths, "hit": _of_hit}
-        if last.kind in known:
-            ending: Ending | None = attempt(
-                lambda: known[last.kind](last)
-            ).value  # classes of its own have other methods
-            return ending
+    both = last.expected is not None and last.observed is not None
+    if chooses and both and last.kind in _OF_CHOICE:
+        # objects of a backend's own classes may lack the methods by which these look at them
+        ending: Ending | None = attempt(functools.partial(_OF_CHOICE[last.kind], last)).value
+        return ending
     return _of_result(last, notes, views)
 
 
@@ -160,6 +158,10 @@ def _of_hit(last: Last) -> Ending | None:
     if seen > most:
         return Ending(lines=(f"assert {last.text}[1] <= {most}",))
     return None if last.fewest is None else Ending(lines=(f"assert {last.text}[1] >= {last.fewest}",))
+
+
+_OF_CHOICE: Mapping[str, Callable[[Last], Ending | None]] = {"pages": _of_length, "groups": _of_lengths, "hit": _of_hit}
+"""What a test demands of results, by how a log writes them, where the backend chooses which pages they have."""
 
 
 def _views() -> dict[str, str]:

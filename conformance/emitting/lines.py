@@ -8,12 +8,10 @@ import re
 from collections.abc import Iterable, Sequence
 
 from .endings import Ending
-from .notes import Notes, Statement, mark
+from .notes import MARK, Notes, Statement, mark
 from .script import Script
 
 __all__ = ["script_of_notes"]
-
-_MARK = re.compile("\ue000(\\d+)\ue001")
 
 _OWNER = re.compile("\ue000(\\d+)\ue001\\.")
 
@@ -48,8 +46,8 @@ def body_of(statements: Sequence[Statement], ending: Ending, others: Iterable[st
     names = _named([statement for statement in kept if statement.number in used], others)
 
     def written(text: str) -> str:
-        while _MARK.search(text):
-            text = _MARK.sub(lambda found: names.get(int(found[1])) or inlined[int(found[1])], text)
+        while MARK.search(text):
+            text = MARK.sub(lambda found: names.get(int(found[1])) or inlined[int(found[1])], text)
         return text
 
     def line(statement: Statement) -> str:
@@ -79,7 +77,7 @@ def body_of(statements: Sequence[Statement], ending: Ending, others: Iterable[st
 
 
 def _used_of(texts: Iterable[str]) -> set[int]:
-    return {int(number) for text in texts for number in _MARK.findall(text)}
+    return {int(number) for text in texts for number in MARK.findall(text)}
 
 
 def _inlined(kept: Sequence[Statement], ends: Iterable[str]) -> dict[int, str]:

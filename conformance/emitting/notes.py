@@ -22,7 +22,7 @@ from ..calls.method import Method, bound
 from ..calls.spelling import OBJECTS, ReadOnlyList, SpelledRequest, Spelling
 from .literals import Literals, UnrenderableError, is_plain
 
-__all__ = ["Notes", "Statement", "mark"]
+__all__ = ["MARK", "Notes", "Statement", "mark"]
 
 _READS = frozenset({"get_num_free_pages", "get_usage", "get_page_ids", "get_device_tensor", "slot_of", "shard_of"})
 """Beside those that are asked about a request: methods that are left out of a test where nobody uses their result.
@@ -41,7 +41,7 @@ class Statement:
         name: what that variable is called, if anybody does; else it is called by what it is.
         idle: whether it can be left out where nobody uses its result.
         inline: whether it can be written where its result is used, if that is one place.
-        builds: whether it constructs something: what is called on that alone is nobody's, where nobody uses it.
+        builds: whether it constructs an object; calls on one that nothing else uses are left out with it.
         act: the number of the call of the machine that it belongs to.
         prepares: whether it only makes or changes a request.
         refused: the name of the error that it raised.
@@ -60,7 +60,8 @@ class Statement:
     value: Any = None
 
 
-_VARIABLE = re.compile("\ue000\\d+\ue001")
+MARK = re.compile("\ue000(\\d+)\ue001")
+"""What `mark` gives, with the variable's number."""
 
 
 def mark(number: int) -> str:
@@ -157,7 +158,7 @@ class Notes:
         if not isinstance(value, Ref) and (is_plain(value) or inspect.isroutine(value)):
             return
         text = self._or_problem(lambda: self._written(value, side))
-        if not _VARIABLE.fullmatch(text):
+        if not MARK.fullmatch(text):
             builds, inline = isinstance(value, New), isinstance(value, New | Ref | list)
             text = mark(self._add(text, name=name, idle=True, inline=inline, builds=builds).number or 0)
         self._texts[name] = text

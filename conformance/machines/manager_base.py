@@ -44,9 +44,8 @@ class Before:
     released: tuple[str, ...] = ()
 
 
-def _asks(row: Method) -> bool:
-    """Whether a method asks something of a request, and changes nothing."""
-    return row.reads and tuple(row.arguments) == ("request",)
+_ASKED = tuple(row.name for row in MANAGER if row.reads and tuple(row.arguments) == ("request",))
+"""The methods that ask something of a request, and change nothing."""
 
 
 class ManagerMachine(ManagerBlame, Calling):
@@ -299,7 +298,7 @@ class ManagerMachine(ManagerBlame, Calling):
             return lambda *_: "MAN-17", ("MAN-17", "MAN-13")
         if not name or call.about:
             return super().blame_of(row, call)
-        if row.name == "get_computed_pages" or _asks(row):
+        if row.name in ("get_computed_pages", *_ASKED):
             also = ("R2", "MAN-6", "HASH-2", *self.own("MAN-7", "MAN-9", "MAN-17"), *self.of_states)
             blame = self.blame_hit if row.name == "get_computed_pages" else functools.partial(self.blame_asked, row)
             return functools.partial(blame, self.cases[name]), also
@@ -323,9 +322,9 @@ class ManagerMachine(ManagerBlame, Calling):
 
         All that can be asked of a request without changing anything is asked first: that it does not is seen then.
         """
-        for row in MANAGER:
-            if _asks(row) and self.offers("manager", row.name):
-                self.call_manager(row.name, request=Ref(name))
+        for method in _ASKED:
+            if self.offers("manager", method):
+                self.call_manager(method, request=Ref(name))
         return self.call_manager("get_computed_pages", request=Ref(name))
 
     def blame_asked(self, row: Method, case: Case, *_: Any) -> str:

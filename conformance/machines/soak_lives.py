@@ -130,8 +130,7 @@ class Life:
         self._texts: list[list[list[int]]] = []
         self._number = 0
         self._now = 0.0
-        self._served = ""
-        """The request that came just now and is to go on alone; "" if there is none."""
+        self._served = ""  # the request that came just now and is to go on alone, if there is one
         self._often = chance.some(_ACTS, 3, 2)
         self._theme = "small" if is_small else _dealt(seed, number, ["many", "long", "any", "decoding"])
         self._commits = self._theme == "long" and chance.one_of([True, False])  # which compiles a program each time

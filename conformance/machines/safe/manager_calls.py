@@ -125,7 +125,7 @@ class SafeCalls(SafeJudging):
                 raise Undecided
 
     def covers_all(self, call: Call) -> bool:
-        """Whether a call hands over pages of all tokens of a request: a hit is shorter, and it is nobody's fault."""
+        """Whether a call hands over pages of all tokens of a request, which no engine does: the last is computed."""
         case = self.cases.get(self.name_in(call))
         if case is None or not any(map(any, self.hits_in(call))):
             return False

@@ -23,7 +23,7 @@ from .showing import Lists
 __all__ = ["SAFE_MANAGER", "SafeJudging"]
 
 _IDS = frozenset({"hit", "groups", "ids", "copies"})
-"""How results are logged of which plain values are compared, whatever a backend's own classes are."""
+"""Kinds of results, by how a log writes them, that are compared by ids and not as objects of the backend's classes."""
 
 
 def _by_ids(row: Method) -> Method:
