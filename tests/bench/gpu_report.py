@@ -1,7 +1,7 @@
 """Attention on a real GPU: times, as a share of what the same run measures the device to be capable of.
 
     python -m tests.bench.gpu_report                          # what there are goals for
-    python -m tests.bench.gpu_report --all --json gpu.json    # decode, latents (MLA), prompts, mixed: 212 batches
+    python -m tests.bench.gpu_report --all --json gpu.json    # latents (MLA), prompts, 8 bits, too: 222 batches
     python -m tests.bench.gpu_report --all --only "latents B=64" --kernels    # and what each kernel takes
     python -m tests.bench.gpu_report --only "decode B=8" --peers
 
@@ -25,7 +25,17 @@ from kvproof.kernels.gpu import hopper
 
 from .gpu_peers import PEERS, uneven
 from .gpu_timing import copy_rate, matrix_rate, microseconds_by_kernel, seconds_a_turn
-from .gpu_workloads import GOALS, Workload, attend, decode_grid, inputs_for, latents_grid, mixed, prefill_grid
+from .gpu_workloads import (
+    GOALS,
+    Workload,
+    attend,
+    decode_grid,
+    inputs_for,
+    latents_grid,
+    mixed,
+    prefill_grid,
+    quantized_grid,
+)
 
 __all__ = ["Device", "main", "measure"]
 
@@ -68,7 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"nothing is measured: {device}", file=sys.stderr)
         return 2
     workloads = [
-        each for each in (*decode_grid(), *latents_grid(), *prefill_grid(), mixed()) if chosen.all or each.name in GOALS
+        each
+        for each in (*decode_grid(), *latents_grid(), *prefill_grid(), *quantized_grid(), mixed())
+        if chosen.all or each.name in GOALS
     ]
     found = Device(device, copy_rate(device), matrix_rate(device))
     about = {

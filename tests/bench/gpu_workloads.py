@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kvproof.kernels import mla_paged_attention, ragged_paged_attention
+from kvproof.kernels import ScaledPages, mla_paged_attention, ragged_paged_attention
+from kvproof.kernels.layout import CacheLayout
 
 __all__ = [
     "GOALS",
@@ -21,6 +22,7 @@ __all__ = [
     "latents_grid",
     "mixed",
     "prefill_grid",
+    "quantized_grid",
 ]
 
 MIXED_Q = (5, 1, 120, 1, 1, 32, 251, 1, 1, 99, 1, 5, 3, 117, 1, 1)
@@ -42,6 +44,8 @@ class Workload:
         page: slots of a page.
         dim: the head size; over latents (MLA) the size of a latent.
         rotary: the size of the rotary part of a key over latents, which all heads share; 0: no latents.
+        kv_dtype: the dtype of the pages.
+        scaled: whether the pages hold a scale for each slot and head.
     """
 
     name: str
@@ -51,6 +55,13 @@ class Workload:
     page: int = 16
     dim: int = 128
     rotary: int = 0
+    kv_dtype: Any = jnp.bfloat16
+    scaled: bool = False
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number of the pages."""
+        return int(jnp.dtype(self.kv_dtype).itemsize)
 
     @property
     def slot(self) -> int:
@@ -61,7 +72,7 @@ class Workload:
     def row(self) -> tuple[int, ...]:
         """The shape of a slot as it is stored."""
         if not self.rotary:
-            return (self.heads[1], 2, self.dim)
+            return CacheLayout("v3", self.heads[1], self.dim, self.dim, 4 // self.itemsize).row_shape
         return (sum(-(-part // 128) * 128 for part in (self.dim, self.rotary)),)
 
     @property
@@ -76,14 +87,15 @@ class Workload:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a page of bfloat16."""
-        return self.page * int(np.prod(self.row)) * 2
+        """Bytes of a page, without scales."""
+        return self.page * int(np.prod(self.row)) * self.itemsize
 
     @property
     def read_bytes(self) -> int:
-        """Keys and values that must be read once, and queries and outputs."""
+        """Keys and values that must be read once, with their scales (float32), and queries and outputs (bfloat16)."""
         numbers = sum(self.q_lens) * self.heads[0] * (2 * self.dim + self.rotary)
-        return 2 * (sum(self.kv_lens) * self.slot + numbers)
+        slot_bytes = self.slot * self.itemsize + (8 * self.heads[1] if self.scaled else 0)
+        return sum(self.kv_lens) * slot_bytes + 2 * numbers
 
     @property
     def operations(self) -> int:
@@ -101,7 +113,7 @@ class Inputs:
 
     Attributes:
         queries: `bf16[turns, T, Hq, D]`; over latents with the rotary parts behind.
-        pages: `bf16[P, page, H, 2, D]`; of latents `bf16[P, page, width]`.
+        pages: `kv_dtype[P, page, H, 2, D]`, or ScaledPages of it; of latents `kv_dtype[P, page, width]`.
         kv_lens: `i32[S]`.
         tables: `i32[turns, S, pages_per_seq]`.
         starts: `i32[S + 1]`.
@@ -109,14 +121,14 @@ class Inputs:
     """
 
     queries: jax.Array
-    pages: jax.Array
+    pages: jax.Array | ScaledPages
     kv_lens: jax.Array
     tables: jax.Array
     starts: jax.Array
     num_seqs: jax.Array
 
     @property
-    def arrays(self) -> tuple[jax.Array, ...]:
+    def arrays(self) -> tuple[Any, ...]:
         """All of them, in the order in which `attend` takes them."""
         return self.queries, self.pages, self.kv_lens, self.tables, self.starts, self.num_seqs
 
@@ -141,6 +153,17 @@ def latents_grid() -> Iterator[Workload]:
         name = f"latents B={batch} L={context} page {page} {heads} heads"
         yield Workload(name, (1,) * batch, (context,) * batch, (heads, 1), page, 512, 64)
     yield Workload("latents prefill 4096 page 64 128 heads", (4096,), (4096,), (128, 1), 64, 512, 64)
+
+
+def quantized_grid() -> Iterator[Workload]:
+    """Decode and a prompt over caches of 8 bits, with one scale for the cache and with one for each slot and head."""
+    dtypes = {"int8": jnp.int8, "float8_e4m3fn": jnp.float8_e4m3fn}
+    for (word, dtype), scaled, page in product(dtypes.items(), (False, True), (16, 64)):
+        name = f"decode B=32 L=4096 page {page} 32/8 {word}{' scaled' if scaled else ''}"
+        yield Workload(name, (1,) * 32, (4096,) * 32, page=page, kv_dtype=dtype, scaled=scaled)
+    for scaled in (False, True):
+        name = f"prefill 4096 page 64 32/8 int8{' scaled' if scaled else ''}"
+        yield Workload(name, (4096,), (4096,), page=64, kv_dtype=jnp.int8, scaled=scaled)
 
 
 def mixed() -> Workload:
@@ -174,17 +197,21 @@ def inputs_for(workload: Workload, device: Any, cache_bytes: int, turns: int = 4
     drawn = min(num_pages, -(-_RANDOM_BYTES // workload.page_bytes))
     tables = np.stack([_table(workload, rng.permutation(num_pages)) for _ in range(turns)])
     starts = np.cumsum([0, *workload.q_lens]).astype(np.int32)
+    widest = 40 if jnp.issubdtype(workload.kv_dtype, jnp.integer) else 1  # three deviations of int8's 127 numbers
     few, queries = (
-        rng.standard_normal(shape, np.float32).astype(jnp.bfloat16)
-        for shape in (
-            (drawn, workload.page, *workload.row),
-            (turns, int(starts[-1]), workload.heads[0], workload.dim + workload.rotary),
+        (width * rng.standard_normal(shape, np.float32)).astype(dtype)
+        for width, dtype, shape in (
+            (widest, workload.kv_dtype, (drawn, workload.page, *workload.row)),
+            (1, jnp.bfloat16, (turns, int(starts[-1]), workload.heads[0], workload.dim + workload.rotary)),
         )
     )
     order = rng.integers(0, drawn, num_pages, dtype=np.int32)
     lengths = (np.array(workload.kv_lens, np.int32), tables, starts, np.array([len(workload.q_lens)], np.int32))
     there = [jax.device_put(array, device) for array in (few, order, queries, *lengths)]
     pages = jnp.take(there[0], there[1], axis=0)
+    if workload.scaled:
+        scales = jnp.full((num_pages, workload.page, 2 * workload.heads[1]), 1 / widest, jnp.float32, device=device)
+        return Inputs(there[2], ScaledPages(pages, scales), *there[3:])
     return Inputs(there[2], pages, *there[3:])
 
 
@@ -209,13 +236,15 @@ def attend(turns: int, workload: Workload) -> Callable[..., jax.Array]:
         workload: the batch.
     """
     dim = workload.dim
+    integers = jnp.issubdtype(workload.kv_dtype, jnp.integer) and not workload.scaled
+    scale = 1 / 40 if integers else None
 
-    def once(queries: jax.Array, pages: jax.Array, *lengths: jax.Array) -> jax.Array:
+    def once(queries: jax.Array, pages: Any, *lengths: jax.Array) -> jax.Array:
         if not workload.rotary:
-            return ragged_paged_attention(queries, pages, *lengths)
+            return ragged_paged_attention(queries, pages, *lengths, k_scale=scale, v_scale=scale)
         return mla_paged_attention(queries[..., :dim], queries[..., dim:], pages, *lengths, scale=dim**-0.5)
 
-    def run(queries: jax.Array, pages: jax.Array, kv_lens: jax.Array, tables: jax.Array, *rest: jax.Array) -> jax.Array:
+    def run(queries: jax.Array, pages: Any, kv_lens: jax.Array, tables: jax.Array, *rest: jax.Array) -> jax.Array:
         def turn(i: jax.Array, _: jax.Array) -> jax.Array:
             which = jax.lax.rem(i, jnp.int32(tables.shape[0]))
             return once(queries[which], pages, kv_lens, tables[which], *rest)

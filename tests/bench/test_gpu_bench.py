@@ -1,5 +1,6 @@
 """What times attention on a GPU, as far as it needs none: bytes, inputs, turns, shares, refusals."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -7,11 +8,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from kvproof.kernels import ScaledPages
+from kvproof.kernels.storage import page_values
+
 from . import gpu_report, gpu_timing, gpu_workloads
 from .gpu_peers import PEERS, uneven
 from .gpu_report import Device
 from .gpu_timing import copy_rate, matrix_rate, seconds_a_turn
-from .gpu_workloads import GOALS, Workload, attend, decode_grid, inputs_for, latents_grid, mixed, prefill_grid
+from .gpu_workloads import (
+    GOALS,
+    Workload,
+    attend,
+    decode_grid,
+    inputs_for,
+    latents_grid,
+    mixed,
+    prefill_grid,
+    quantized_grid,
+)
 
 TINY = Workload("tiny", (1, 3), (9, 4), heads=(2, 1), page=4, dim=128)
 
@@ -29,8 +43,8 @@ def test_bytes_and_operations() -> None:
 
 
 def test_every_goal_is_of_a_batch() -> None:
-    every = [*decode_grid(), *latents_grid(), *prefill_grid(), mixed()]
-    assert len(every) == 192 + 13 + 6 + 1
+    every = [*decode_grid(), *latents_grid(), *prefill_grid(), *quantized_grid(), mixed()]
+    assert len(every) == 192 + 13 + 6 + 10 + 1
     assert {each.name for each in every} >= set(GOALS)
     assert all(kv >= q for each in every for q, kv in zip(each.q_lens, each.kv_lens, strict=True))
     assert uneven(mixed()) is not None
@@ -39,17 +53,33 @@ def test_every_goal_is_of_a_batch() -> None:
 
 def test_inputs_are_larger_than_the_cache_and_turn() -> None:
     inputs = inputs_for(TINY, cpu(), cache_bytes=2**18)
-    assert inputs.pages.nbytes >= 3 * 2**18
+    assert page_values(inputs.pages).nbytes >= 3 * 2**18
     tables = np.asarray(inputs.tables)
     live = np.array([[True, True, True], [True, False, False]])
     assert (tables[:, ~live] == -1).all()
     assert all(len(set(table[live].tolist())) == 4 for table in tables)
-    assert tables[:, live].max() < len(inputs.pages)
+    assert tables[:, live].max() < len(page_values(inputs.pages))
     assert len({table[live].tobytes() for table in tables}) == len(tables)
 
 
+def test_pages_of_8_bits_hold_as_many_numbers_in_half_the_bytes() -> None:
+    """With a scale for each slot and head as with one for all, a query reads nearly the numbers that were drawn."""
+    usual, one, each = (
+        replace(TINY, heads=(4, 2), kv_dtype=dtype, scaled=scaled)
+        for dtype, scaled in ((jnp.bfloat16, False), (jnp.int8, False), (jnp.int8, True))
+    )
+    assert usual.read_bytes - one.read_bytes == 13 * 4 * 128
+    assert each.read_bytes - one.read_bytes == 13 * 4 * 4
+    pages = inputs_for(each, cpu(), 2**14).pages
+    assert isinstance(pages, ScaledPages)
+    assert pages.scales.shape == (*pages.values.shape[:2], 4)
+    by_one, by_each = (attend(1, workload)(*inputs_for(workload, cpu(), 2**14).arrays) for workload in (one, each))
+    np.testing.assert_array_equal(by_one, by_each)
+    assert 0.1 < float(jnp.abs(by_one).max()) < 4
+
+
 def test_each_turn_has_queries_and_pages_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(queries: jax.Array, _: jax.Array, __: jax.Array, table: jax.Array, *___: jax.Array) -> jax.Array:
+    def told(queries: jax.Array, _: Any, __: jax.Array, table: jax.Array, *___: jax.Array, **____: Any) -> jax.Array:
         return queries + table.sum().astype(queries.dtype)
 
     monkeypatch.setattr(gpu_workloads, "ragged_paged_attention", told)
