@@ -14,7 +14,7 @@ def checked(**members: Callable[..., Any]) -> MachineReport:
     """A run of the pool machine on a pool some of whose methods are others."""
     pool = type("PagePool", (fast.PagePool,), members)
     holder = SimpleNamespace(**{name: getattr(fast, name) for name in fast.__all__} | {"PagePool": pool})
-    return run_machine(MACHINES["pool"], Backend("checked", holder), 0, examples=20, shrink_seconds=2)
+    return run_machine(MACHINES["pool"], Backend("checked", holder), 0, examples=20, shrink_seconds=60)
 
 
 def complain(_: Any) -> None:

@@ -43,9 +43,15 @@ SEEDS = range(8)
 
 
 def held(
-    machine: str, backend: Backend, examples: int | None = None, seed: int = 1, level: Any = "safe"
+    machine: str,
+    backend: Backend,
+    examples: int | None = None,
+    seed: int = 1,
+    level: Any = "safe",
+    shrink_seconds: float = 0.2,
 ) -> MachineReport:
-    return run_machine(MACHINES[machine], backend, seed, examples=examples, shrink_seconds=0.2, level=level)
+    """How short a counterexample becomes in that time depends on the computer: who asks for its length gives more."""
+    return run_machine(MACHINES[machine], backend, seed, examples=examples, shrink_seconds=shrink_seconds, level=level)
 
 
 # -- Correct backends -------------------------------------------------------------------------------
@@ -228,7 +234,7 @@ def test_a_pool_that_guards_nothing_is_charged() -> None:
                 self.free.pop(page.page_id, None)
                 page.holders += not page.is_null
 
-    found = held("safe-pool", Backend("trusting", SimpleNamespace(PagePool=Trusting)), seed=2)
+    found = held("safe-pool", Backend("trusting", SimpleNamespace(PagePool=Trusting)), seed=2, shrink_seconds=60)
     assert {"POOL-6"} == {deviation.clause for deviation in found.deviations}
     assert found.deviations[0].num_calls <= 3
 
@@ -383,7 +389,7 @@ def test_a_page_that_gave_way_and_is_handed_out_again_is_no_fault_of_content(see
 
 def test_what_a_deviation_shows() -> None:
     broken = next(broken for broken, _ in BROKEN if broken.name == "LeaksOnAbort")
-    found = run_machine(MACHINES["safe-manager"], broken, 1, shrink_seconds=5, level="safe").deviations[0]
+    found = run_machine(MACHINES["safe-manager"], broken, 1, shrink_seconds=60, level="safe").deviations[0]
     assert found.calls[0].startswith("manager = CacheManager(")
     assert "manager.free(" in found.calls[-1]
     assert found.num_calls <= 5
