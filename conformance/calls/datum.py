@@ -8,7 +8,7 @@ one. One that is written in tests otherwise than as what it makes has a method `
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ __all__ = [
         "LEFT_OUT",
         "exchange",
         "fitting",
+        "grown",
         "larger",
         "mended",
         "refs",
@@ -428,6 +429,28 @@ def fitting(call: Call, given: set[int]) -> Call | None:
     left = replace(call, arguments={name: _without(value, given) for name, value in call.arguments.items()})
     gone = any(isinstance(ref.of, int) and ref.of not in given for ref in refs(left))
     return None if gone else left
+
+
+def grown(steps: Sequence[Any], names: Iterable[str]) -> tuple[Any, ...]:
+    """A sequence in which some requests come with the tokens that they have at their end, and do not grow.
+
+    Args:
+        steps: calls, and steps of other kinds, which are kept.
+        names: the requests' ids.
+    """
+    kept: list[Any] = []
+    more: dict[Any, tuple[int, ...]] = dict.fromkeys(names, ())
+    for step in reversed(steps):
+        name = step.target.of if isinstance(step, Call) and step.target is not None else None
+        prompt = step.arguments.get("prompt") if isinstance(step, Call) else None
+        if isinstance(step, Call) and step.method == "append" and name in more:
+            more[name] = (step.arguments["token_id"], *more[name])
+            continue
+        if isinstance(prompt, Prompt) and more.get(prompt.request_id):
+            step = step.given(prompt=replace(prompt, tokens=(*prompt.tokens, *more[prompt.request_id])))
+            more[prompt.request_id] = ()
+        kept.append(step)
+    return tuple(reversed(kept))
 
 
 def _without(value: Any, given: set[int]) -> Any:

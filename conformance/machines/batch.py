@@ -11,6 +11,7 @@ from ..calls.datum import Call, Holder, New, Ref, Slot, Spelled
 from ..calls.deviation import SpecificationError
 from ..calls.interfaces import BUILDS
 from ..calls.kinds import HASHES, numbers_of
+from ..calls.method import Method
 from ..calls.spelling import NUMBERS
 from ..calls.table import TABLES
 from .base import Both, Field, Nothing, Side
@@ -25,6 +26,9 @@ __all__ = ["Batch"]
 
 
 TABLE_REF = Ref("table")
+
+_COLUMNS = ("slots", "num_computed_tokens", "num_new_tokens", "num_lookahead_tokens", "rows")
+"""The arguments of a batched step that may be lists with an entry for each request."""
 
 _MANY_PAGES = 16
 """Lists that can be longer than this are long ones."""
@@ -130,6 +134,26 @@ class BatchSteps(GroupSteps):
             **({"tables": TABLE_REF, "rows": rows} if asked.tabled else {}),
         )
         self.probe()
+
+    def fitting(self, row: Method, call: Call) -> dict[str, Any]:
+        """See `Calling.fitting`: a step without those that are not live, which go on from where they are now."""
+        given = super().fitting(row, call)
+        columns = {name: value.values for name in _COLUMNS if isinstance(value := given.get(name), Spelled)}
+        slots, computed = columns.get("slots", ()), columns.get("num_computed_tokens", ())
+        known = all(isinstance(slot, Slot) for slot in slots) and {*map(len, columns.values())} == {len(slots)}
+        if row.name != "allocate_slots_batch" or not slots or not known:
+            return given
+        live = self.names_of(live=True)
+        places = [place for place, slot in enumerate(slots) if slot.request_id in live]
+        if not places:
+            raise self.left_out()
+        new = columns.get("num_new_tokens", (given["num_new_tokens"],) * len(slots))
+        counts = [self.fitting_counts(slots[place].request_id, computed[place], new[place]) for place in places]
+        fitted = {name: [own[place] for place in places] for name, own in columns.items()}
+        fitted["num_computed_tokens"] = [number for number, _ in counts]
+        if [number for _, number in counts] != [new[place] for place in places]:
+            fitted["num_new_tokens"] = [number for _, number in counts]
+        return given | {name: Spelled(given["slots"].how, tuple(own)) for name, own in fitted.items()}
 
     def note_allocate_slots_batch(self, _: str, call: Call, granted: Both) -> None:
         """Notes which of some requests were given slots."""
@@ -262,7 +286,8 @@ class Batch(BatchSteps):
     """Up to four requests of one to three groups go on at a time.
 
     Attributes:
-        last_slots: each request's slot when it was last given slots for tokens.
+        last_slots: each request's slot when it was last given slots for tokens, by the request's place among `IDS`;
+            both sides have it.
         seldom: whether nothing is read of what is cached but what look-ups find; never in worlds with options.
     """
 
@@ -279,9 +304,11 @@ class Batch(BatchSteps):
     @start(world=_WORLDS, seldom=st.booleans())
     def construct(self, world: World, seldom: bool) -> None:
         """A manager of one to three groups, and tables of them."""
-        self.last_slots: dict[str, int] = {}
+        self.last_slots: dict[int, int] = {}
         self.seldom = seldom and not world.options.keys() - {"retention_interval"}
         self.build_managers(world)
+        for side in (self.spec, self.backend):
+            side.put({"last_slots": self.last_slots})
 
     def state_fields(self) -> list[Field]:
         """See `ManagerMachine.state_fields`; where what is cached is seldom looked at, the rest of it."""
@@ -290,7 +317,7 @@ class Batch(BatchSteps):
     def grant(self, name: str, computed: int, found: int, new: int, lookahead: int) -> None:
         """See `BatchSteps.grant`; the request's slot is noted."""
         super().grant(name, computed, found, new, lookahead)
-        self.last_slots[name] = self.spec.manager.slot_of(name)
+        self.last_slots[IDS.index(name)] = self.spec.manager.slot_of(name)
 
     @step("MAN-3", "MAN-5", "MAN-8", "MAN-11", "MAN-12", "POOL-7", when=BatchSteps.can_go_on, weight=10)
     def decode(self, data: Drawing) -> None:
@@ -348,7 +375,8 @@ class Batch(BatchSteps):
         call = self.spoilt(row, data) if data.one_of([True, False]) else self.step_badly(data)
         spelled = {}
         for name, value in call.arguments.items():
-            numbers = [0 if isinstance(slot, Slot) else slot for slot in value] if isinstance(value, list) else value
+            listed = value if isinstance(value, list) else []
+            numbers = [0 if isinstance(slot, Slot | Ref) else slot for slot in listed] if listed else value
             how = self.spelling_of_fault(data, numbers)
             spelled[name] = value if how is None else Spelled(how, tuple(value))
         if not self.make_call(call.given(**spelled)).refused and self.session.refuses("MAN-11"):
@@ -404,7 +432,11 @@ class Batch(BatchSteps):
     def freed_slots(self, asked: Step, good: dict[str, Any]) -> list[dict[str, Any]]:
         """A slot that a request had and nobody has, with a step that this one could have made again."""
         held = [self.spec.manager.slot_of(name) for name, case in self.cases.items() if case.live]
-        left = [(slot, self.cases[name].computed) for name, slot in self.last_slots.items() if slot not in held]
+        left = [
+            (Ref("last_slots", (place,)), self.cases[IDS[place]].computed)
+            for place, slot in self.last_slots.items()
+            if slot not in held
+        ]
         others = (good["slots"][:-1], asked.computed[:-1], asked.new[:-1], asked.lookahead[:-1])
         names = ("slots", "num_computed_tokens", "num_new_tokens", "num_lookahead_tokens")
         return [

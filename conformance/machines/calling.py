@@ -257,19 +257,23 @@ class Calling(Machine):
         Raises:
             GoneError: it names what there is not any more.
         """
-        for side in (self.spec, self.backend):
-            resolve((call.target, *call.arguments.values()), side)
         before = len(self._trace)
         self._repeats = True
         try:
             row = self.row_of_call(call)[1]
-            given = call.arguments if call.refused else row.fitting(self, call.arguments)
+            given = call.arguments if call.refused else self.fitting(row, call)
+            for side in (self.spec, self.backend):
+                resolve((call.target, *given.values()), side)
             given = {name: renamed(value, self.named_now) for name, value in given.items()}
             self.make_call(replace(call, arguments=given))
         except _LeftOut:
             del self._trace[before:]
         finally:
             self._repeats = False
+
+    def fitting(self, row: Method, call: Call) -> dict[str, Any]:
+        """The arguments of a call that was allowed once, as they are allowed now; see `Method.fitting`."""
+        return row.fitting(self, call.arguments)
 
     def left_out(self) -> BaseException:
         """What ends a call that makes no sense: where it is made again it is left out."""

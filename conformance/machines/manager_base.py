@@ -6,6 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+import numpy as np
+
 from kvproof.spec.declarations import EngineRequestStatus
 
 from ..backends.capabilities import ESSENTIALS
@@ -214,6 +216,26 @@ class ManagerMachine(ManagerBlame, Calling):
         """See `Calling.repeat_call`: a call that names what there is not any more is left out."""
         with suppress(GoneError):
             super().repeat_call(call)
+
+    def fitting(self, row: Method, call: Call) -> dict[str, Any]:
+        """See `Calling.fitting`: a call for slots goes on from where its request is now, and ends where it did."""
+        given, name = super().fitting(row, call), self.name_in(call)
+        asking, new = given.get("request"), given.get("num_new_tokens")
+        if row.name != "allocate_slots" or name not in self.cases or not isinstance(asking, Saying):
+            return given
+        said = dict(asking.said)
+        computed = said.get("num_computed_tokens")
+        if isinstance(computed, int | np.integer) and isinstance(new, int | np.integer):
+            said["num_computed_tokens"], new = self.fitting_counts(name, computed, new)
+        return given | {"request": replace(asking, said=tuple(said.items())), "num_new_tokens": new}
+
+    def fitting_counts(self, name: str, computed: Any, new: Any) -> tuple[Any, Any]:
+        """Computed tokens that a request can have, next to some that it had once, and new ones up to the same end."""
+        case, least, most = self.cases[name], 0, 0
+        if case.live:
+            least, most = (case.given, case.given) if self.world.has_states else (case.least, case.slots)
+        nearest = min(max(int(computed), least), most)
+        return (computed, new) if nearest == computed else (nearest, max(int(computed) + int(new) - nearest, 1))
 
     def show_target(self, ref: Ref) -> str:
         """See `Calling.show_target`."""

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any
 
 from ..backends.loading import Backend
-from ..calls.datum import Call, Prompt, exchange, larger, mended, refs, simpler
+from ..calls.datum import Call, Prompt, exchange, grown, larger, mended, refs, simpler
 from ..calls.deviation import Deviation
 from ..calls.simplest import thinned
 from ..machines import Machine
@@ -105,6 +105,7 @@ class _Shortening:
         before = None
         while before != (self.found.size, self.found.trace):
             before = self.found.size, self.found.trace
+            self._grow_at_once()
             self._leave_out_beginning()
             self._take_apart()
             self._leave_out_alike()
@@ -127,14 +128,26 @@ class _Shortening:
             self._session.record(seen)
             self.found = seen
 
+    def _grow_at_once(self) -> None:
+        """Lets requests come with all of their tokens: all of them, or one after another."""
+        growing = dict.fromkeys(name for step in self.found.trace if (name := _growing(step)))
+        if growing and not self._keep(grown(self.found.trace, growing)):
+            for name in growing:
+                self._keep(grown(self.found.trace, [name]))
+
     def _leave_out_beginning(self) -> None:
-        """Leaves out all steps but the first one and the last few: few are often enough, and cost little to try."""
+        """Leaves out all steps but the first one and the last few: few are often enough, and cost little to try.
+
+        The requests that these name come before them, as they came.
+        """
         count = 1
         while count < len(self.found.trace) - 1:
             first, *steps = self.found.trace
-            rest = (first, *steps[-count:])
-            if self._keep(rest) or (mended(rest) != rest and self._keep(mended(rest))):
-                return
+            brought = [step for step in steps[:-count] if isinstance(step, Call) and "prompt" in step.arguments]
+            for before in ([], brought) if brought else ([],):
+                rest = (first, *before, *steps[-count:])
+                if self._keep(rest) or (mended(rest) != rest and self._keep(mended(rest))):
+                    return
             count *= 2
 
     def _leave_out_alike(self) -> None:
@@ -370,6 +383,13 @@ def make_again(machine: type[Machine], session: Session) -> None:
             if before != now:
                 session.unrepeated = f"{before}, and when all calls were made again: {now}"
                 return
+
+
+def _growing(step: TracedStep | Call) -> str:
+    """The id of the request that gets a token more by a step; "" if none does."""
+    if isinstance(step, Call) and step.target is not None and step.method == "append":
+        return str(step.target.of)
+    return ""
 
 
 def _longer(call: TracedStep | Call) -> Iterator[Call]:
