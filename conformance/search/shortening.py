@@ -111,10 +111,11 @@ class _Shortening:
             self._leave_out_alike()
             self._leave_out_steps()
             long = self.found
-            self._simplify_step(len(self.found.trace) - 1)
+            self._simplify_last()
             if self.found is not long:
                 continue  # what only the last step named may go now, before all others are looked at one by one
-            self._simplify_draws()
+            if self._simplify_draws():
+                continue
             self._simplify_start()
             self._exchange_draws()
             self._leave_out_pairs()
@@ -238,18 +239,36 @@ class _Shortening:
                     for tighter in given.tighter()
                 )
 
-    def _simplify_draws(self) -> None:
-        """Makes draws simpler, one by one, those of the last step first."""
-        for place in reversed(range(1, len(self.found.trace))):
-            self._simplify_step(place)
+    def _simplify_draws(self) -> bool:
+        """Makes draws simpler, one by one, those of the last step first, and numbers before what has parts.
 
-    def _simplify_step(self, place: int) -> None:
-        """Makes the arguments of a call simpler, or what another step drew."""
+        Returns:
+            Whether calls have gone by it: then others may go as well, before it goes on with what takes many tries.
+        """
+        calls, places = self.found.num_calls, range(1, len(self.found.trace))
+        for place in reversed(places):
+            self._simplify_step(place, numbers=True)
+        for place in reversed(places):
+            if self.found.num_calls < calls:
+                return True
+            self._simplify_call(place)
+            self._simplify_step(place, numbers=False)
+        return self.found.num_calls < calls
+
+    def _simplify_last(self) -> None:
+        """Makes what the last step drew simpler, or its arguments."""
+        place = len(self.found.trace) - 1
         self._simplify_call(place)
+        self._simplify_step(place, numbers=True)
+        self._simplify_step(place, numbers=False)
+
+    def _simplify_step(self, place: int, *, numbers: bool) -> None:
+        """Makes the numbers simpler that a step drew, or what else it drew."""
         drawn = 0
         while drawn < len(self._drawn(place)):
             value = self._drawn(place)[drawn]
-            if not any(self._keep(self._with_draw(place, drawn, less)) for less in simpler(value)):
+            options = simpler(value) if isinstance(value, int) is numbers else ()
+            if not any(self._keep(self._with_draw(place, drawn, less)) for less in options):
                 drawn += 1
 
     def _exchange_draws(self) -> None:
