@@ -101,6 +101,16 @@ def waiting_tokens_do_not_count(fast: ModuleType) -> SimpleNamespace:
     return backend_with(fast, ShardedCacheManager=made)
 
 
+@seeded(FORESEEN, "POOL-9", "shards", also=("POOL-12",), by="ShardedCacheManager.reset_prefix_cache")
+def shards_forget_who_is_away(_: ModuleType, self: Any) -> bool:
+    """Prefixes are forgotten where no page is in use: only the shard of a request in host memory keeps its own."""
+    if self.usage > 0:
+        return False
+    for shard in self.shards:
+        shard.reset_prefix_cache()
+    return True
+
+
 @seeded(FORESEEN, "SWAP-2", "cache", by="export_pages")
 def pages_exported_whole(fast: ModuleType, pages: Any, page_ids: Any, num_slots: Any, **options: Any) -> Any:
     """Pages leave the device as they are: with them goes what an earlier tenant left behind the last live slot."""

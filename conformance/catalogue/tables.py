@@ -156,3 +156,10 @@ def long_rows_are_sent_from_their_first_column(fast: ModuleType) -> SimpleNamesp
         fast.PageTable.commit(self, num_reqs)
 
     return with_table(fast, commit=commit)
+
+
+@seeded(FORESEEN, "R1", "multi_table", also=("TAB-2", "TAB-4", "TAB-7"), by="MultiGroupMetadataBuilder.build")
+def groups_are_committed_in_turn(_: ModuleType, self: Any, tables: Any, computed: Any, scheduled: Any) -> Any:
+    """A step that a later group has no pages for is refused when the tables of the groups before it were committed."""
+    own = self.read_tables(tables)
+    return [builder.build(table, computed, scheduled) for builder, table in zip(self.builders, own, strict=True)]

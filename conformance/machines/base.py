@@ -115,10 +115,18 @@ class Machine(RuleBasedStateMachine):
         return self.session.begin_example()
 
     def teardown(self) -> None:
-        """Ends an example."""
+        """Ends an example, by its last step where everything went well."""
+        if self.fields and type(self).wind_up is not Machine.wind_up:
+            self.run_step("wind_up", self.wind_up, None)
         self.session.doubts = self._doubts | self.session.doubts
         if self.shows_answers and self._trace:
             self.session.end_example(self._trace, self.calls)
+
+    def wind_up(self) -> None:
+        """The last step of every sequence: what this came to by chance is asked for its consequences.
+
+        Nothing is drawn for it, so that it leaves the draws of all other steps as they are.
+        """
 
     @classmethod
     def steps_of_rows(cls) -> dict[str, Step]:
@@ -271,6 +279,7 @@ class Machine(RuleBasedStateMachine):
             self._stopped(again=self.session.watch.stopped())
         except BaseException:
             self._doubts = {}  # what ends an example goes before what only check() found
+            self._over = True
             raise
         finally:
             known = not is_operation and name in steps_of(type(self))
@@ -283,6 +292,7 @@ class Machine(RuleBasedStateMachine):
         Args:
             again: whether one was stopped before, and the calls before it are being made fewer.
         """
+        self._over = True
         watch = self.session.watch
         clause, expected = watch.pending
         if clause in self.session.clauses:

@@ -20,6 +20,22 @@ __all__ = ["ManagerSteps"]
 class ManagerSteps(ManagerFaults):
     """What requests do, whatever the groups."""
 
+    # -- The end of a sequence of calls ---------------------------------------------------------------------
+
+    def wind_up(self) -> None:
+        """See `Machine.wind_up`: all requests go, in every other sequence before their tokens were written.
+
+        Then every prefix is forgotten.
+        """
+        written = 0 if self.session.examples % 2 and self.free_takes_written() else None
+        for name in self.names_of(live=True):
+            self.free_request(name, written)
+        self.forget_all()
+
+    def forget_all(self) -> None:
+        """Forgets every cached prefix when nobody runs any more."""
+        self.reset()
+
     # -- Requests come ------------------------------------------------------------------------------------
 
     @step(when=lambda self: self.unused())
@@ -104,6 +120,15 @@ class ManagerSteps(ManagerFaults):
             raise Nothing
         self.go_on(data, name)
         self.probe()
+
+    def go_on(self, data: Drawing, name: str) -> None:
+        """See `Admission.go_on`: what is beyond the tokens that were promised is not published, slots or not."""
+        super().go_on(data, name)
+        case = self.cases[name]
+        if self.is_exact and case.live and case.slots > case.given and self.offers("manager", "cache_pages"):
+            self.call_badly(
+                self.call_of("cache_pages", MANAGER_REF, request=Ref(name), num_computed_tokens=case.given + 1)
+            )
 
     @step("MAN-3", "MAN-8", when=lambda self: self.world.groups and self.unused())
     def generate(self, data: Drawing) -> None:

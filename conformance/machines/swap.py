@@ -129,6 +129,20 @@ class SwapSteps(GroupSteps):
         super().note_free(name, call, freed)
         self.away.pop(name, None)
 
+    def wind_up(self) -> None:
+        """See `ManagerSteps.wind_up`: all copies end before it."""
+        for number in list(self.flights):
+            self.end_copies(number)
+        super().wind_up()
+
+    def forget_all(self) -> None:
+        """See `ManagerSteps.forget_all`: nothing is forgotten while a request is in host memory; then it goes."""
+        super().forget_all()
+        if self.away:
+            for name in list(self.away):
+                self.free_request(name, None)
+            super().forget_all()
+
     # -- There and back ---------------------------------------------------------------------------
 
     @step("SWAP-1", when=lambda self: self.swaps() and self.names_of(live=True), weight=4)

@@ -24,7 +24,7 @@ from ..calls.table import TABLE, TABLES
 from .base import Both, Field, Side
 from .calling import Calling, Calls
 from .draws import Drawing
-from .properties import start, step
+from .properties import operation, start, step
 
 __all__ = ["MultiTable", "Programs", "Table", "TableMachine"]
 
@@ -242,6 +242,10 @@ class Table(TableSteps):
             yield self.call_of("commit", table, num_reqs=self.num_rows)
 
 
+_TOKENS = 8
+"""The most tokens of a step of several groups."""
+
+
 class MultiTable(TableSteps):
     """A side's ``table`` is a MultiGroupPageTable; its ``tables`` are the groups' own."""
 
@@ -259,7 +263,48 @@ class MultiTable(TableSteps):
     def construct(self, shape: tuple[int, int, list[int]], looking: bool) -> None:
         """Fresh tables are empty; each has room for the longest request."""
         rows, length, sizes = shape
-        self.build_tables("MultiGroupPageTable", rows, length, 8, sizes, looking=looking)
+        self.build_tables("MultiGroupPageTable", rows, length, _TOKENS, sizes, looking=looking)
+
+    def wind_up(self) -> None:
+        """See `Machine.wind_up`: a step of all groups is built, after one for which a group has too few pages.
+
+        Where there is a row for which the first group has pages and the last has none, it is that row's step.
+        """
+        if not self.offered("MultiGroupMetadataBuilder"):
+            return
+        rooms = [
+            [count * size for count, size in zip(counts, self.spec.table.page_sizes, strict=True)]
+            for counts in zip(*self.counts, strict=True)
+        ]
+        least = [min(of_row) for of_row in rooms]
+        short = max(range(self.num_rows), key=lambda row: rooms[row][0] - rooms[row][-1])
+        self.build_steps([room - (row != short) if room else 0 for row, room in enumerate(least)], short)
+        self.build_steps([max(room - 1, 0) for room in least])
+
+    @operation
+    def build_steps(self, computed: list[int], short: int = -1) -> None:
+        """Builds the metadata of a step with a token for each row that has pages in all groups.
+
+        Args:
+            computed: the tokens before it, row by row.
+            short: a row that gets a token in any case.
+        """
+        rooms = [min(of_row) for of_row in zip(*self.counts, strict=True)]
+        new = [int(row == short or room > 0) for row, room in enumerate(rooms)]
+
+        def act(side: Side) -> Any:
+            sizes = [self.spec.table.page_sizes, self.num_rows, self.widths, _TOKENS]
+            steps = side.names.get("MultiGroupMetadataBuilder")(*sizes).build(side.table, computed, new)
+            side.put({"epoch": side.epoch + 1})
+            return steps
+
+        line = f"MultiGroupMetadataBuilder(..., {_TOKENS}).build(table, {computed}, {new})"
+        self.call(line, act, "TAB-7", _steps)
+
+
+def _steps(steps: Any, _: Side) -> object:
+    """What the metadata of a step says, group by group: the tables and the slots."""
+    return [(numbers_of(of_group.pages_tables), np.asarray(of_group.slot_mapping).tolist()) for of_group in steps]
 
 
 _MOST = 4

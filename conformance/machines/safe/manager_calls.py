@@ -52,6 +52,9 @@ class SafeCalls(SafeJudging):
     following: Callable[[Side], Any] | None
     is_lost: bool
 
+    def wind_up(self) -> None:
+        """See `ManagerSteps.wind_up`: left out, as what follows a reset is policy; that all go is a step here."""
+
     # -- What the backend has ------------------------------------------------------------------------------
 
     def build_managers(self, world: World) -> None:
