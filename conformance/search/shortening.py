@@ -256,11 +256,10 @@ class _Shortening:
         return self.found.num_calls < calls
 
     def _simplify_last(self) -> None:
-        """Makes what the last step drew simpler, or its arguments."""
+        """Makes the arguments of the last call simpler, or the numbers that the last step drew."""
         place = len(self.found.trace) - 1
         self._simplify_call(place)
         self._simplify_step(place, numbers=True)
-        self._simplify_step(place, numbers=False)
 
     def _simplify_step(self, place: int, *, numbers: bool) -> None:
         """Makes the numbers simpler that a step drew, or what else it drew."""

@@ -1,15 +1,20 @@
 """A counterexample is made shorter: whole requests go, and what is left of the calls goes on from where it is."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import strategies as st
 
-from kvproof.conformance.backends.loading import load_backend
+from kvproof.conformance.backends.loading import Backend, load_backend
 from kvproof.conformance.calls.datum import Call, Prompt, Ref, Saying, Slot, Spelled, grown
 from kvproof.conformance.calls.deviation import Deviation, TracedStep
 from kvproof.conformance.calls.spelling import Spelling
-from kvproof.conformance.machines import MACHINES, Machine
+from kvproof.conformance.machines import MACHINES, Machine, properties
+from kvproof.conformance.machines.base import Nothing
+from kvproof.conformance.machines.draws import Drawing
+from kvproof.conformance.machines.properties import start
 from kvproof.conformance.machines.session import Session
 from kvproof.conformance.machines.worlds import Group, World
 from kvproof.conformance.search.shortening import shorten
@@ -115,3 +120,38 @@ def test_requests_go_with_all_their_calls() -> None:
     shorten(machine, machine.session, 1000)
     assert machine.session.shortest is not None
     assert machine.session.shortest.num_calls == 4, machine.session.shortest.calls
+
+
+def test_calls_go_before_what_has_many_parts_is_made_simpler() -> None:
+    class Long(Machine):
+        name = "long"
+        examples, num_steps = 4, 12
+
+        @start()
+        def construct(self) -> None:
+            """Nothing was taken."""
+            self.calls.append("nothing()")
+            self.taken = 0
+
+        @properties.step("R1")
+        def take(self, data: Drawing) -> None:
+            """Takes a long list, perhaps after a look; the sixth is wrong."""
+            numbers = data.draw(st.lists(st.integers(5, 9), min_size=20, max_size=30))
+            if len(numbers) < 20 or min(numbers) < 5:
+                raise Nothing
+            self.calls += ["look()"] * data.one_of([0, 1, 1])
+            self.calls.append(f"take({numbers})")
+            self.taken += 1
+            if self.taken == 6 and self.backend.names.offers("faulty"):
+                self.differ("R1", "no sixth", str(numbers))
+
+    faulty = Backend("faulty", SimpleNamespace(faulty=True))
+    machine: type[Machine] = type("Long", (Long,), {"session": Session(faulty, CLAUSES)})
+    taken = machine()
+    taken.repeat_step(TracedStep("construct", {}))
+    for _ in range(5):
+        taken.repeat_step(TracedStep("take", [list(range(5, 10)) * 5, 1]))
+    with pytest.raises(Deviation):
+        taken.repeat_step(TracedStep("take", [list(range(5, 10)) * 5, 1]))
+    shorten(machine, machine.session, 600)
+    assert machine.session.deviations["R1"].num_calls == 1 + 6
