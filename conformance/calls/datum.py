@@ -443,7 +443,7 @@ def grown(steps: Sequence[Any], names: Iterable[str]) -> tuple[Any, ...]:
     for step in reversed(steps):
         name = step.target.of if isinstance(step, Call) and step.target is not None else None
         prompt = step.arguments.get("prompt") if isinstance(step, Call) else None
-        if isinstance(step, Call) and step.method == "append" and name in more:
+        if isinstance(step, Call) and "token_id" in step.arguments and name in more:
             more[name] = (step.arguments["token_id"], *more[name])
             continue
         if isinstance(prompt, Prompt) and more.get(prompt.request_id):

@@ -404,8 +404,8 @@ def make_again(machine: type[Machine], session: Session) -> None:
 
 
 def _growing(step: TracedStep | Call) -> str:
-    """The id of the request that gets a token more by a step; "" if none does."""
-    if isinstance(step, Call) and step.target is not None and step.method == "append":
+    """The id of the request that gets a token more by a step; "" if none does: a queue gets pages by such a call."""
+    if isinstance(step, Call) and step.target is not None and "token_id" in step.arguments:
         return str(step.target.of)
     return ""
 

@@ -17,7 +17,7 @@ from kvproof.conformance.machines.draws import Drawing
 from kvproof.conformance.machines.properties import start
 from kvproof.conformance.machines.session import Session
 from kvproof.conformance.machines.worlds import Group, World
-from kvproof.conformance.search.shortening import shorten
+from kvproof.conformance.search.shortening import _growing, shorten
 from kvproof.spec import CLAUSES
 
 MANAGER = Ref("manager")
@@ -61,6 +61,13 @@ def lines(*calls: Call) -> list[str]:
     for call in calls:
         taken.repeat_step(call)
     return [line.partition("  #")[0].removeprefix("manager.") for line in taken.calls[1:] if "manager." in line]
+
+
+def test_what_a_queue_gets_is_no_token() -> None:
+    """A queue has a method of the name by which requests get tokens."""
+    appended = Call(Ref("pool", (".free_page_queue",)), "append", {"page": Ref(0, (0,))}, 1)
+    assert grown([appended], ["pool"]) == (appended,)
+    assert _growing(appended) == ""
 
 
 def test_requests_come_with_the_tokens_that_they_get_later() -> None:
