@@ -64,7 +64,7 @@ def read_step(
 ) -> WholeStep:
     """Reads the numbers of `CacheManager.allocate_slots_batch`, whose arguments these are."""
     live = coordinator.live
-    named = _read_named(live.last_slots, "slots", slots, len(live.requests), "MAN-11", "names a slot twice")
+    named = _read_named(live.last_slots, "slots", slots, len(live.requests), "MAN-11", "names a slot twice", live)
     live.last_slots = named
     _, _, requests, where = named
     cut: dict[str, list[int]] = {}
@@ -154,8 +154,20 @@ def _counts(name: str, values: Ids | int, num: int, minimum: int, cut: dict[str,
     return numbers
 
 
-def _read_named(last: DistinctIds, name: str, values: Ids, size: int, clause: str, twice: str) -> DistinctIds:
-    """Reads distinct numbers below ``size``; ``last``: the last result, ``twice``: the error for a repeated one."""
+def _read_named(
+    last: DistinctIds, name: str, values: Ids, size: int, clause: str, twice: str, live: LiveRequests | None = None
+) -> DistinctIds:
+    """Reads distinct numbers below ``size``.
+
+    Args:
+        last: the last result.
+        name: the name of the argument.
+        values: the argument.
+        size: the number of things that exist.
+        clause: the label of the clause that other numbers violate.
+        twice: what is said of numbers that repeat.
+        live: the live requests where these are their slots: one without a request is told before one that repeats.
+    """
     if type(values) is not np.ndarray or values.dtype is not _INT64 or values.ndim != 1:
         values = id_array(name, values, size, clause)
     data = values.tobytes()
@@ -171,6 +183,8 @@ def _read_named(last: DistinctIds, name: str, values: Ids, size: int, clause: st
     if least < 0 or most >= size:
         id_array(name, ids, size, clause)  # which refuses them
     if not ascends and np.count_nonzero(ordered[1:] > ordered[:-1]) < num:
+        if live is not None:
+            _require_live(live, ids)
         raise refusal(ValueError, "MAN-11", f"{name}={ids.tolist()} {twice}")
     return DistinctIds(data, size, ids, slice(least, most + 1) if ascends and most - least == num else ids)
 

@@ -126,6 +126,7 @@ REFUSED: dict[str, tuple[Arguments, type[Exception], str]] = {
     "new tokens that are true": (_given(num_new_tokens=True), TypeError, r"num_new_tokens=True .* int \[R1\]"),
     "more tokens than a model has": (_given(num_new_tokens=[1, 19]), ValueError, r"max_model_len=20 \[MAN-2\]"),
     "a slot without a request, and numbers for two": (_given(slots=[3]), IndexError, r"slots: .* 3 \[MAN-11\]"),
+    "a slot without a request, twice": (_given(slots=[3, 3]), IndexError, r"slots: .* 3 \[MAN-11\]"),
     "a slot without a request, and a number that is wrong": (
         _given(slots=[0, 3], num_new_tokens=0),
         IndexError,
