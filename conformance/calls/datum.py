@@ -24,6 +24,7 @@ __all__ = [
         "LEFT_OUT",
         "exchange",
         "fitting",
+        "growing",
         "grown",
         "larger",
         "mended",
@@ -431,6 +432,12 @@ def fitting(call: Call, given: set[int]) -> Call | None:
     return None if gone else left
 
 
+def growing(step: Any) -> str:
+    """The id of the request that gets a token more by a step; "" if none does: a queue gets pages by such a call."""
+    grows = isinstance(step, Call) and step.target is not None and "token_id" in step.arguments
+    return str(step.target.of) if grows else ""
+
+
 def grown(steps: Sequence[Any], names: Iterable[str]) -> tuple[Any, ...]:
     """A sequence in which some requests come with the tokens that they have at their end, and do not grow.
 
@@ -439,11 +446,11 @@ def grown(steps: Sequence[Any], names: Iterable[str]) -> tuple[Any, ...]:
         names: the requests' ids.
     """
     kept: list[Any] = []
-    more: dict[Any, tuple[int, ...]] = dict.fromkeys(names, ())
+    more: dict[str, tuple[int, ...]] = dict.fromkeys(names, ())
     for step in reversed(steps):
-        name = step.target.of if isinstance(step, Call) and step.target is not None else None
         prompt = step.arguments.get("prompt") if isinstance(step, Call) else None
-        if isinstance(step, Call) and "token_id" in step.arguments and name in more:
+        name = growing(step)
+        if name in more:
             more[name] = (step.arguments["token_id"], *more[name])
             continue
         if isinstance(prompt, Prompt) and more.get(prompt.request_id):

@@ -18,10 +18,23 @@ from .method import EVERY, Given, Kind, Method, Table
 from .pool import NOW
 from .readings import page_list
 
-__all__ = ["COUNTS", "HIT_AGAIN", "MANAGER", "MOST_PAGES", "PAGE_LISTS", "SHARDS", "StrangePage", "event"]
+__all__ = [
+    "COUNTS",
+    "HIT_AGAIN",
+    "MANAGER",
+    "MOST_PAGES",
+    "PAGE_LISTS",
+    "SHARDS",
+    "STEP_COLUMNS",
+    "StrangePage",
+    "event",
+]
 
 MOST_PAGES = 1000
 """A page of shard n is shown as its id and n times this."""
+
+STEP_COLUMNS = ("slots", "num_computed_tokens", "num_new_tokens", "num_lookahead_tokens", "rows")
+"""The arguments of a batched step that may be lists with an entry for each request."""
 
 COUNTS = ("ref_cnt", "free pages", "numbers of free pages", "null page")
 """What shows who holds which page."""

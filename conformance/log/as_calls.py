@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from kvproof.spec.declarations import EngineRequestStatus, ExtraKey
 
 from ..calls.datum import LEFT_OUT, Call, Key, Minus, Pages, Prompt, Ref, Slot, Spelled, fitting, renamed
+from ..calls.manager import STEP_COLUMNS
 from ..calls.method import Method
 from ..calls.spelling import Spelling
 from ..calls.values import STRANGER
@@ -33,8 +34,6 @@ _STATUS = {True: EngineRequestStatus.RUNNING, False: EngineRequestStatus.WAITING
 
 _PAGE_IDS = {"page_ids", "page_ids_per_req", "page_id"}
 """Arguments that are ids of pages, by name: single ones, or lists of them."""
-
-_COLUMNS = ("slots", "num_computed_tokens", "num_new_tokens", "num_lookahead_tokens", "rows")
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +87,7 @@ class Recorded:
         if not kept:
             return None
         given = self.call.arguments
-        lists = {name: given[name] for name in _COLUMNS if isinstance(given.get(name), Spelled)}
+        lists = {name: given[name] for name in STEP_COLUMNS if isinstance(given.get(name), Spelled)}
         less = {name: replace(own, values=tuple(own.values[place] for place in kept)) for name, own in lists.items()}
         return replace(self, call=self.call.given(**less), served=tuple(self.served[place] for place in kept))
 
@@ -363,7 +362,7 @@ class Converter:
         """The columns of a batched step, and whose slots they are."""
         manager = self.objects[operation.target]
         made = dict(arguments)
-        for name in _COLUMNS:
+        for name in STEP_COLUMNS:
             if isinstance(made.get(name), list):
                 made[name] = Spelled(Spelling.LIST, tuple(made[name]))
         slots = made.get("slots")

@@ -11,6 +11,7 @@ from ..calls.datum import Call, Holder, New, Ref, Slot, Spelled
 from ..calls.deviation import SpecificationError
 from ..calls.interfaces import BUILDS
 from ..calls.kinds import HASHES, numbers_of
+from ..calls.manager import STEP_COLUMNS
 from ..calls.method import Method
 from ..calls.spelling import NUMBERS
 from ..calls.table import TABLES
@@ -26,9 +27,6 @@ __all__ = ["Batch"]
 
 
 TABLE_REF = Ref("table")
-
-_COLUMNS = ("slots", "num_computed_tokens", "num_new_tokens", "num_lookahead_tokens", "rows")
-"""The arguments of a batched step that may be lists with an entry for each request."""
 
 _MANY_PAGES = 16
 """Lists that can be longer than this are long ones."""
@@ -138,7 +136,7 @@ class BatchSteps(GroupSteps):
     def fitting(self, row: Method, call: Call) -> dict[str, Any]:
         """See `Calling.fitting`: a step without those that are not live, which go on from where they are now."""
         given = super().fitting(row, call)
-        columns = {name: value.values for name in _COLUMNS if isinstance(value := given.get(name), Spelled)}
+        columns = {name: value.values for name in STEP_COLUMNS if isinstance(value := given.get(name), Spelled)}
         slots, computed = columns.get("slots", ()), columns.get("num_computed_tokens", ())
         known = all(isinstance(slot, Slot) for slot in slots) and {*map(len, columns.values())} == {len(slots)}
         if row.name != "allocate_slots_batch" or not slots or not known:
@@ -375,8 +373,9 @@ class Batch(BatchSteps):
         call = self.spoilt(row, data) if data.one_of([True, False]) else self.step_badly(data)
         spelled = {}
         for name, value in call.arguments.items():
-            listed = value if isinstance(value, list) else []
-            numbers = [0 if isinstance(slot, Slot | Ref) else slot for slot in listed] if listed else value
+            numbers = value
+            if isinstance(value, list):
+                numbers = [0 if isinstance(number, Slot | Ref) else number for number in value]
             how = self.spelling_of_fault(data, numbers)
             spelled[name] = value if how is None else Spelled(how, tuple(value))
         if not self.make_call(call.given(**spelled)).refused and self.session.refuses("MAN-11"):

@@ -30,10 +30,6 @@ class ManagerSteps(ManagerFaults):
         written = 0 if self.session.examples % 2 and self.free_takes_written() else None
         for name in self.names_of(live=True):
             self.free_request(name, written)
-        self.forget_all()
-
-    def forget_all(self) -> None:
-        """Forgets every cached prefix when nobody runs any more."""
         self.reset()
 
     # -- Requests come ------------------------------------------------------------------------------------

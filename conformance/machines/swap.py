@@ -130,18 +130,14 @@ class SwapSteps(GroupSteps):
         self.away.pop(name, None)
 
     def wind_up(self) -> None:
-        """See `ManagerSteps.wind_up`: all copies end before it."""
+        """See `ManagerSteps.wind_up`: copies end first; while a request is in host memory nothing is forgotten."""
         for number in list(self.flights):
             self.end_copies(number)
         super().wind_up()
-
-    def forget_all(self) -> None:
-        """See `ManagerSteps.forget_all`: nothing is forgotten while a request is in host memory; then it goes."""
-        super().forget_all()
         if self.away:
             for name in list(self.away):
                 self.free_request(name, None)
-            super().forget_all()
+            self.reset()
 
     # -- There and back ---------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any
 
 from ..backends.loading import Backend
-from ..calls.datum import Call, Prompt, exchange, grown, larger, mended, refs, simpler
+from ..calls.datum import Call, Prompt, exchange, growing, grown, larger, mended, refs, simpler
 from ..calls.deviation import Deviation
 from ..calls.simplest import thinned
 from ..machines import Machine
@@ -131,9 +131,9 @@ class _Shortening:
 
     def _grow_at_once(self) -> None:
         """Lets requests come with all of their tokens: all of them, or one after another."""
-        growing = dict.fromkeys(name for step in self.found.trace if (name := _growing(step)))
-        if growing and not self._keep(grown(self.found.trace, growing)):
-            for name in growing:
+        names = dict.fromkeys(name for step in self.found.trace if (name := growing(step)))
+        if names and not self._keep(grown(self.found.trace, names)):
+            for name in names:
                 self._keep(grown(self.found.trace, [name]))
 
     def _leave_out_beginning(self) -> None:
@@ -146,8 +146,7 @@ class _Shortening:
             first, *steps = self.found.trace
             brought = [step for step in steps[:-count] if isinstance(step, Call) and "prompt" in step.arguments]
             for before in ([], brought) if brought else ([],):
-                rest = (first, *before, *steps[-count:])
-                if self._keep(rest) or (mended(rest) != rest and self._keep(mended(rest))):
+                if self._keep_mended((first, *before, *steps[-count:])):
                     return
             count *= 2
 
@@ -158,17 +157,14 @@ class _Shortening:
             mark = max(left, key=left.count)
             tried.add(mark)
             first, *steps, last = self.found.trace
-            rest = (first, *(step for step in steps if mark not in _marks(step)), last)
-            if not self._keep(rest) and mended(rest) != rest:
-                self._keep(mended(rest))
+            self._keep_mended((first, *(step for step in steps if mark not in _marks(step)), last))
 
     def _leave_out_steps(self) -> None:
         """Leaves out runs of steps, long ones first; never the first step, which builds, nor the last one."""
 
         def leave_out(start: int, end: int) -> bool:
             trace = self.found.trace
-            rest = trace[: start + 1] + trace[end + 1 :]
-            return self._keep(rest) or (mended(rest) != rest and self._keep(mended(rest)))
+            return self._keep_mended(trace[: start + 1] + trace[end + 1 :])
 
         thinned(lambda: len(self.found.trace) - 2, leave_out, max(len(self.found.trace) // 2, 1))
 
@@ -302,6 +298,10 @@ class _Shortening:
         assert isinstance(step, TracedStep), "a call draws nothing"
         return (*trace[:place], replace(step, drawn=values), *trace[place + 1 :])
 
+    def _keep_mended(self, steps: Steps) -> bool:
+        """Keeps steps of which some were left out, or else those of them that can do without; see `_keep`."""
+        return self._keep(steps) or (mended(steps) != steps and self._keep(mended(steps)))
+
     def _keep(self, steps: Steps, shorter: bool = False, longer: bool = False) -> bool:
         """Takes steps again, and keeps them if they deviate as before.
 
@@ -401,13 +401,6 @@ def make_again(machine: type[Machine], session: Session) -> None:
             if before != now:
                 session.unrepeated = f"{before}, and when all calls were made again: {now}"
                 return
-
-
-def _growing(step: TracedStep | Call) -> str:
-    """The id of the request that gets a token more by a step; "" if none does: a queue gets pages by such a call."""
-    if isinstance(step, Call) and step.target is not None and "token_id" in step.arguments:
-        return str(step.target.of)
-    return ""
 
 
 def _longer(call: TracedStep | Call) -> Iterator[Call]:

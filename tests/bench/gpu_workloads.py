@@ -28,6 +28,9 @@ __all__ = [
 MIXED_Q = (5, 1, 120, 1, 1, 32, 251, 1, 1, 99, 1, 5, 3, 117, 1, 1)
 MIXED_KV = (18, 129, 597, 122, 64, 322, 463, 181, 1107, 123, 31, 18, 1229, 229, 87, 1328)
 
+_DEVIATION = 40
+"""What int8 numbers deviate by: three times that is within their range; a scale makes them as wide as others."""
+
 _RANDOM_BYTES = 64 * 2**20
 """Of random pages that are drawn; a pool holds them again and again, in any order."""
 
@@ -62,6 +65,11 @@ class Workload:
     def itemsize(self) -> int:
         """Bytes of a number of the pages."""
         return int(jnp.dtype(self.kv_dtype).itemsize)
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether the pages hold integers, which a scale makes numbers of."""
+        return bool(jnp.issubdtype(self.kv_dtype, jnp.integer))
 
     @property
     def slot(self) -> int:
@@ -113,7 +121,7 @@ class Inputs:
 
     Attributes:
         queries: `bf16[turns, T, Hq, D]`; over latents with the rotary parts behind.
-        pages: `kv_dtype[P, page, H, 2, D]`, or ScaledPages of it; of latents `kv_dtype[P, page, width]`.
+        pages: `kv_dtype[P, page, *row]`, or ScaledPages of it.
         kv_lens: `i32[S]`.
         tables: `i32[turns, S, pages_per_seq]`.
         starts: `i32[S + 1]`.
@@ -197,11 +205,11 @@ def inputs_for(workload: Workload, device: Any, cache_bytes: int, turns: int = 4
     drawn = min(num_pages, -(-_RANDOM_BYTES // workload.page_bytes))
     tables = np.stack([_table(workload, rng.permutation(num_pages)) for _ in range(turns)])
     starts = np.cumsum([0, *workload.q_lens]).astype(np.int32)
-    widest = 40 if jnp.issubdtype(workload.kv_dtype, jnp.integer) else 1  # three deviations of int8's 127 numbers
+    width = _DEVIATION if workload.is_integer else 1
     few, queries = (
-        (width * rng.standard_normal(shape, np.float32)).astype(dtype)
-        for width, dtype, shape in (
-            (widest, workload.kv_dtype, (drawn, workload.page, *workload.row)),
+        (factor * rng.standard_normal(shape, np.float32)).astype(dtype)
+        for factor, dtype, shape in (
+            (width, workload.kv_dtype, (drawn, workload.page, *workload.row)),
             (1, jnp.bfloat16, (turns, int(starts[-1]), workload.heads[0], workload.dim + workload.rotary)),
         )
     )
@@ -210,7 +218,7 @@ def inputs_for(workload: Workload, device: Any, cache_bytes: int, turns: int = 4
     there = [jax.device_put(array, device) for array in (few, order, queries, *lengths)]
     pages = jnp.take(there[0], there[1], axis=0)
     if workload.scaled:
-        scales = jnp.full((num_pages, workload.page, 2 * workload.heads[1]), 1 / widest, jnp.float32, device=device)
+        scales = jnp.full((num_pages, workload.page, 2 * workload.heads[1]), 1 / width, jnp.float32, device=device)
         return Inputs(there[2], ScaledPages(pages, scales), *there[3:])
     return Inputs(there[2], pages, *there[3:])
 
@@ -236,8 +244,7 @@ def attend(turns: int, workload: Workload) -> Callable[..., jax.Array]:
         workload: the batch.
     """
     dim = workload.dim
-    integers = jnp.issubdtype(workload.kv_dtype, jnp.integer) and not workload.scaled
-    scale = 1 / 40 if integers else None
+    scale = 1 / _DEVIATION if workload.is_integer and not workload.scaled else None
 
     def once(queries: jax.Array, pages: Any, *lengths: jax.Array) -> jax.Array:
         if not workload.rotary:

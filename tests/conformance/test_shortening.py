@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 
 from kvproof.conformance.backends.loading import Backend, load_backend
-from kvproof.conformance.calls.datum import Call, Prompt, Ref, Saying, Slot, Spelled, grown
+from kvproof.conformance.calls.datum import Call, Prompt, Ref, Saying, Slot, Spelled, growing, grown
 from kvproof.conformance.calls.deviation import Deviation, TracedStep
 from kvproof.conformance.calls.spelling import Spelling
 from kvproof.conformance.machines import MACHINES, Machine, properties
@@ -17,7 +17,7 @@ from kvproof.conformance.machines.draws import Drawing
 from kvproof.conformance.machines.properties import start
 from kvproof.conformance.machines.session import Session
 from kvproof.conformance.machines.worlds import Group, World
-from kvproof.conformance.search.shortening import _growing, shorten
+from kvproof.conformance.search.shortening import shorten
 from kvproof.spec import CLAUSES
 
 MANAGER = Ref("manager")
@@ -67,7 +67,7 @@ def test_what_a_queue_gets_is_no_token() -> None:
     """A queue has a method of the name by which requests get tokens."""
     appended = Call(Ref("pool", (".free_page_queue",)), "append", {"page": Ref(0, (0,))}, 1)
     assert grown([appended], ["pool"]) == (appended,)
-    assert _growing(appended) == ""
+    assert growing(appended) == ""
 
 
 def test_requests_come_with_the_tokens_that_they_get_later() -> None:
