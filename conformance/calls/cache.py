@@ -6,7 +6,7 @@ cache that both sides have as ``pages``.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isnan, nan
+from math import inf, isnan, nan
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ _CONTENTS = {
     "large": (3000.0,) * TOKENS,
     "mixed": (1.0, 1000.0, 2.0**-6, 0.0, 30.0, 1.0),
     "zeros": (0.0,) * TOKENS,
+    "infinite": (1.0, inf, 2.0**-6, 1000.0, -inf, 1.0),
 }
 """What the rows of keys and values are multiplied by."""
 

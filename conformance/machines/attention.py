@@ -221,8 +221,9 @@ class RaggedMachine(AttentionFaults):
     Attributes:
         known: the setups that are drawn; a program is compiled for each.
         few: how many of them in a run of the usual length.
-        bases: what options are added to, the first of these setups that the backend takes.
-        base: its name; "" if there is none.
+        bases: what options are added to: of each of these lists the first setup that the backend takes.
+        base: the name of the first of them; "" if there is none.
+        other_base: the name of the last of them, which every second program has; the first where there is no other.
         options: the options that the backend takes.
         setups: the names of those that the backend takes.
         written: the names of those whose batches it also writes in the call that attends.
@@ -230,7 +231,7 @@ class RaggedMachine(AttentionFaults):
 
     known: ClassVar[Mapping[str, Setup]] = COMMON
     few: ClassVar[int] = 4
-    bases: ClassVar[tuple[str, ...]] = ()
+    bases: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
     @start()
     def construct(self) -> None:
@@ -242,8 +243,9 @@ class RaggedMachine(AttentionFaults):
         self.simplest = simple[0] if simple else ""
         if self.simplest:
             self.put_arrays()
-        bases = [base for base in self.bases if self.taken(BASES[base].function, BASES[base])]
-        self.base = bases[0] if bases else ""
+        taken = ([base for base in bases if self.taken(BASES[base].function, BASES[base])] for bases in self.bases)
+        bases = [those[0] for those in taken if those]
+        self.base, self.other_base = (bases[0], bases[-1]) if bases else ("", "")
         self.options = [option for option in OPTIONS if self.base and self.takes_options([option])]
 
     def offered_setups(self) -> Mapping[str, Setup]:
@@ -278,16 +280,25 @@ class RaggedMachine(AttentionFaults):
         known, keywords = self.session.drawn.keys(), batch.keywords()
         self.session.note_drawn(bound_together(batch.kind, known, keywords, right, tolerance, attend))
 
-    def takes_options(self, options: Sequence[str], function: str = "") -> bool:
+    def takes_options(self, options: Sequence[str], base: str = "", function: str = "") -> bool:
         """Whether the backend takes some options together, in the function that attends or in another."""
-        setup = SETUPS.get(name_with(self.base, options))
+        setup = SETUPS.get(name_with(base or self.base, options))
         return setup is not None and self.taken(function or setup.function, setup)
 
     def some_setup(self, data: Drawing) -> str:
         """Draws a setup that the backend takes: one of those known, or one with a few options."""
         if not self.options or data.one_of([True, False]):
             return str(self.session.one_of_few("setup", data.one_of(self.setups), self.few))
-        return name_with(self.base, data.one_of(self.shares(data)))
+        return self.program(data)
+
+    def program(self, data: Drawing, function: str = "") -> str:
+        """Draws a setup with options, of those shared out; "" if the backend's function does not take it."""
+        shares = self.shares(data)
+        place = data.one_of(range(len(shares)))
+        for base in (self.other_base, self.base) if place % 2 else (self.base,):
+            if self.takes_options(shares[place], base, function):
+                return name_with(base, shares[place])
+        return ""
 
     def shares(self, data: Drawing) -> list[list[str]]:
         """Options for a few programs, shared out in an order that is drawn once in a run; see `shared_out`.
@@ -382,7 +393,7 @@ class Attention(RaggedMachine):
     capability = "kernels"
     needs = ("ragged_paged_attention",)
     examples, num_steps = 24, 12
-    bases = ("plain", "rows")
+    bases = (("plain", "rows"), ("columns",))
 
     def can_fuse(self) -> bool:
         """Whether a batch can be written by the call that attends."""
@@ -392,9 +403,9 @@ class Attention(RaggedMachine):
         """Draws a setup whose batches are written as well: one of those known, or one with options, once in a run."""
         with_options: bool = data.one_of([False, False, True])
         if self.options and with_options:
-            share: tuple[str, ...] = self.session.one_of_few("fused", tuple(data.one_of(self.shares(data))), 1)
-            if self.takes_options(share, "fused_ragged_paged_attention"):
-                return name_with(self.base, share)
+            name: str = self.session.one_of_few("fused", self.program(data, "fused_ragged_paged_attention"), 1)
+            if name:
+                return name
         return data.one_of(self.written)
 
     @step(
@@ -449,7 +460,8 @@ class Latents(RaggedMachine):
     needs = ("mla_paged_attention",)
     examples, num_steps = 12, 10
     known = LATENT
-    bases = simple = ("latent",)
+    bases = (("latent",),)
+    simple = ("latent",)
     spoilt_functions = ("mla_paged_attention",)
 
 

@@ -114,7 +114,7 @@ class CacheMachine(Machine):
         """Whether some of the slots hold what was to be written there, which they may have held before."""
         places = [list(slots).index(slot) for slot in some]
         return all(
-            np.all(np.abs(seen[list(some)] - wanted[places]) <= bound[places])
+            np.all(_within(seen[list(some)], wanted[places], bound[places]))
             for seen, (wanted, bound) in zip(
                 self.layout.read(pages), self.wanted(pages, slots, keys, values), strict=True
             )
@@ -130,7 +130,7 @@ class CacheMachine(Machine):
         for what, seen, (wanted, bound) in zip(
             ("key", "value"), found, self.wanted(pages, slots, keys, values), strict=True
         ):
-            off = ~(np.abs(seen[list(slots)] - wanted) <= bound)
+            off = ~_within(seen[list(slots)], wanted, bound)
             if off.any():
                 at = tuple(np.argwhere(off)[0].tolist())
                 place = f"{what} of slot {slots[at[0]]}, head {at[1]}, column {at[2]}: "
@@ -158,7 +158,8 @@ class CacheMachine(Machine):
         largest = np.stack([np.abs(keys).max(-1), np.abs(values).max(-1)], -1).reshape(
             len(slots), 2 * self.layout.heads
         )
-        wanted = np.where(largest > 0, largest.astype(np.float64) / self.layout.largest, 1.0)
+        finite = np.minimum(largest.astype(np.float64), np.finfo(np.float32).max)
+        wanted = np.where(largest > 0, finite / self.layout.largest, 1.0)
         seen = scales[list(slots)].astype(np.float64)
         off = ~(np.abs(seen - wanted) <= wanted * 2.0**-20)
         if off.any():
@@ -381,6 +382,13 @@ def _donating(update: Callable[..., Any], options: tuple[tuple[str, Any], ...]) 
         return update(pages, keys, values, slots, **dict(options))
 
     return jax.jit(given, donate_argnums=0)
+
+
+def _within(seen: Array, wanted: Array, bound: Array) -> Array:
+    """Whether each number is near enough to what it should be; an infinite one only where it is the same."""
+    with np.errstate(invalid="ignore"):
+        near: Array = (seen == wanted) | (np.abs(seen - wanted) <= bound)
+    return near
 
 
 def _unlike(wanted: Array, part: Array) -> list[int]:

@@ -204,7 +204,8 @@ class Layout:
         """The keys `[slots, heads, D]` and values `[slots, heads, Dv]` of every slot, or of some, in float64."""
         scales = self.scales_of(pages, slots).astype(np.float64)[..., None]
         keys, values = self.take(self.rows_of(pages, slots).astype(np.float64))
-        return keys * scales[:, 0::2], values * scales[:, 1::2]
+        with np.errstate(invalid="ignore"):  # a wrong backend's scale may be infinite
+            return keys * scales[:, 0::2], values * scales[:, 1::2]
 
     def rows_of(self, pages: Any, slots: Any = slice(None)) -> Array:
         """The rows of every slot, or of some, `[slots, rows, columns]`."""

@@ -238,6 +238,7 @@ OPTIONS: dict[str, Callable[[Setup], Setup]] = {
 BASES = {
     "plain": Setup(Layout()),
     "rows": Setup(Layout("v2")),
+    "columns": Setup(Layout("seq_on_lane")),
     "latent": Setup(LatentLayout("v2", dims=(28, 20)), options={"scale": 0.25}),
 }
 """Setups with no options but those that a call must have; some are added to them."""
