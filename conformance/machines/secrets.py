@@ -117,11 +117,12 @@ class Secrets(Calling):
 
     @start()
     def construct(self) -> None:
-        """A manager that tells what it does and lets prefixes be pinned, as far as the backend can."""
+        """A manager that tells what it does, pins prefixes and swaps requests out, as far as the backend can."""
         self.requests: dict[str, Request] = {}
         self.live: list[str] = []
         self.first_pages: dict[str, Ref] = {}
-        wanted = {"enable_events": True, "max_pinned_pages": 4, "max_pinned_pages_per_salt": 1}
+        wanted: dict[str, Any] = {"enable_events": True, "max_pinned_pages": 4, "max_pinned_pages_per_salt": 1}
+        wanted |= {} if self.lacks("swaps") else {"num_host_pages": _PAGES}
         accepts = functools.partial(self.backend.names.accepts, "CacheManager")
         self.options = {name: value for name, value in wanted.items() if accepts(name)}
 
@@ -238,6 +239,35 @@ class Secrets(Calling):
         self.make_call(self.of_manager("free", request=Ref(name)))
         self.live.remove(name)
         request.num_computed_tokens = 0
+
+    @step("MAN-6", "SWAP-1", when=lambda self: self.live and self.swaps())
+    def change_on_host(self, data: Drawing) -> None:
+        """A request is swapped out and its tokens or its salt change: the refusal to take it back tells neither."""
+        name = data.one_of(self.live)
+        request = self.requests[name]
+        request.num_computed_tokens = request.num_tokens
+        leaves = self.of_manager("swap_out", request=Ref(name))
+        made = self.make_call(leaves)
+        if made.refused or made.spec is None or made.backend is None:
+            return
+        self.make_call(self.of_manager("swap_done", swap_id=Ref(leaves.number).to(".swap_id")))
+        tokens, keys = request.all_token_ids, request.extra_keys
+        if data.one_of([True, False]):
+            tokens[0] = next(token for token in _TOKENS if token != tokens[0])
+            self.calls.append(f"request.all_token_ids[0] = {tokens[0]}")
+        else:
+            request.extra_keys = (*keys, CacheSalt(data.one_of(_SALTS)))
+            self.calls.append(f"request.extra_keys = {request.extra_keys}")
+        self.make_call(self.of_manager("swap_in", request=Ref(name)))
+        request.extra_keys = keys
+        self.make_call(self.of_manager("free", request=Ref(name)))
+        self.live.remove(name)
+        request.num_computed_tokens = 0
+
+    def swaps(self) -> bool:
+        """Whether the backend's managers swap requests out."""
+        methods = ("swap_out", "swap_in", "swap_done")
+        return "num_host_pages" in self.options and all(self.offers("manager", method) for method in methods)
 
     @step("MAN-2", "MAN-3", "MAN-6", "MAN-8", "PIN-1", "POOL-5", "POOL-7", when=lambda self: self.live, weight=4)
     def misuse(self, data: Drawing) -> None:
