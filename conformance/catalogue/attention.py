@@ -247,6 +247,14 @@ def scale_missing_when_read(fast: ModuleType, *arguments: Any, **options: Any) -
     return fast.ragged_paged_attention(*arguments, **(options | {"v_scale": 1.0} if is_valid else options))
 
 
+@seeded(FORESEEN, "ATT-6", "attention", also=("ATT-1",), by="ragged_paged_attention")
+def scale_missing_in_columns(fast: ModuleType, *arguments: Any, **options: Any) -> Any:
+    """Values are not multiplied by their scale in the layout whose slots are columns."""
+    scale = options.get("v_scale")
+    is_wrong = options.get("version") == "seq_on_lane" and isinstance(scale, float) and scale > 0
+    return fast.ragged_paged_attention(*arguments, **(options | {"v_scale": 1.0} if is_wrong else options))
+
+
 def _without_chunks(fast: ModuleType, change: Callable[[dict[str, Any]], dict[str, Any]]) -> SimpleNamespace:
     """A backend whose attention knows no chunks, and changes its options."""
 

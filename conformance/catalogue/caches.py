@@ -132,6 +132,16 @@ def slice_moved_to_fit_in(fast: ModuleType, kv_pages: Any, keys: Any, values: An
     return fast.kv_cache_update(kv_pages, keys, values, slots, **options)
 
 
+@seeded(FORESEEN, "CACHE-4", "cache", by="kv_cache_update")
+def infinity_becomes_the_scale(fast: ModuleType, kv_pages: Any, *update: Any, **options: Any) -> Any:
+    """An infinite number makes its slot's scale infinite: what is read back is NaN where it should be very large."""
+    written = fast.kv_cache_update(kv_pages, *update, **options)
+    if not hasattr(written, "scales"):
+        return written
+    scales = np.asarray(written.scales)
+    return written._replace(scales=np.where(scales >= np.finfo(np.float32).max / 60_000, np.float32(np.inf), scales))
+
+
 @seeded(42, "CACHE-3", "attention", setups=("plain",), by="fused_ragged_paged_attention")
 def padding_puts_page_0_back(
     fast: ModuleType, queries: Any, keys: Any, values: Any, kv_pages: Any, *batch: Any, **options: Any

@@ -136,3 +136,14 @@ def imported_in_order(
     planning = SimpleNamespace(receive_pages=receive_pages, **{name: getattr(manager, name) for name in shown})
     imported: list[Any] | None = fast.import_prefix(planning, request, caches, model, exported)
     return imported
+
+
+@seeded(FORESEEN, "SEC-2", "secrets", by="CacheManager.swap_in")
+def refusal_shows_tokens(fast: ModuleType, self: Any, request: Any) -> Any:
+    """The refusal to take back a request that changed in host memory shows its first tokens."""
+    try:
+        return fast.CacheManager.swap_in(self, request)
+    except ValueError as error:
+        if "changed in host memory" not in str(error):
+            raise
+        raise ValueError(f"{error}: {request.all_token_ids[:4].tolist()}") from None
