@@ -6,6 +6,7 @@ import pytest
 
 from kvproof.conformance.calls.deviation import Outcome
 from kvproof.conformance.calls.judging import difference
+from kvproof.conformance.machines.pool_state import pool_fields
 
 REFUSED = Outcome(error=ValueError("num_pages=-1 must be at least 0 [POOL-4]"))
 
@@ -44,3 +45,19 @@ def test_results_are_read_and_agree_as_asked() -> None:
     assert blamed is not None
     assert blamed.clause == "2 1"
     assert difference(Outcome(2), Outcome(4), "POOL-3", agree=lambda right, seen: seen == 2 * right) is None
+
+
+@pytest.mark.parametrize(
+    ("observed", "clause"),
+    [
+        ([(0, [4, 7]), (0, [2])], "POOL-7"),
+        ([(0, [7, 4])], ""),
+        ([(0, [7]), (0, [2, 4])], ""),
+        ([(1, [4, 7]), (0, [2])], ""),
+    ],
+)
+def test_a_wrong_order_of_duplicates_is_charged_to_pool_7_after_any_call(observed: Any, clause: str) -> None:
+    """Where other pages are cached, or under other keys, the call before is to blame."""
+    cached = next(field for field in pool_fields(seeded=True, weak=False) if field.name == "cached map")
+    assert cached.blame is not None
+    assert cached.blame([(0, [2]), (0, [7, 4])], observed) == clause
