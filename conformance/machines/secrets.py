@@ -256,7 +256,8 @@ class Secrets(Calling):
             tokens[0] = next(token for token in _TOKENS if token != tokens[0])
             self.calls.append(f"request.all_token_ids[0] = {tokens[0]}")
         else:
-            request.extra_keys = (*keys, CacheSalt(data.one_of(_SALTS)))
+            others = [salt for text in _SALTS if (salt := CacheSalt(text)) not in keys]
+            request.extra_keys = (data.one_of(others), *(key for key in keys if not isinstance(key, CacheSalt)))
             self.calls.append(f"request.extra_keys = {request.extra_keys}")
         self.make_call(self.of_manager("swap_in", request=Ref(name)))
         request.extra_keys = keys
