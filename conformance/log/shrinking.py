@@ -19,10 +19,10 @@ from ..backends.levels import Level
 from ..backends.raising import Interrupted
 from ..calls.following import strays
 from ..calls.judging import Difference
-from ..calls.simplest import thinned
 from ..report.redaction import Redaction
 from .entries import Entry, Grown, Made, NewRequest, Operation, Shown
 from .format import LogError, row_of
+from .leaving_out import Part, leave_out
 from .player import Answer, Player
 from .pruning import pruned
 from .reading import LogReader
@@ -234,12 +234,22 @@ def shrink(
     total = len(best.played)
     deadline = started + seconds
     interrupted = False
+
+    def without(found: Try, numbers: set[int]) -> Try | None:
+        if time.monotonic() >= deadline:
+            return None
+        kept = [entry for entry in found.entries if not (isinstance(entry, Operation) and entry.number in numbers)]
+        tried = shrinker.attempt(kept)
+        if progress is not None:
+            progress(len(found.played), shrinker.tries)
+        return tried
+
+    def keep(found: Try) -> None:
+        nonlocal best
+        best = found
+
     try:
-        before = -1
-        while before != len(best.played) and time.monotonic() < deadline:
-            before = len(best.played)
-            for units in (_kinds, _requests, _operations):
-                best = _reduced(shrinker, best, units, deadline, progress)
+        leave_out(best, _parts, without, keep)
         for smaller in (pruned, _small_tokens):
             best = shrinker.attempt(smaller(best.entries)) or best
     except Interrupted:
@@ -248,68 +258,15 @@ def shrink(
     return Shrunk(best, total, shrinker.tries, seconds, reader.shows_tokens, right_after, suspects, interrupted)
 
 
-def _reduced(
-    shrinker: _Shrinker,
-    best: Try,
-    units_of: Callable[[Try], list[set[int]]],
-    deadline: float,
-    progress: Callable[[int, int], None] | None,
-) -> Try:
-    """Leaves out what the deviation does not need, some operations together.
+def _parts(best: Try) -> list[Part]:
+    """The operations before the last; a step of several requests goes on without those that are not there."""
 
-    Args:
-        shrinker: tries what is left.
-        best: the try to begin with.
-        units_of: the sets of operations of a try that are left out together.
-        deadline: when to stop.
-        progress: see `shrink`.
-    """
-    units = units_of(best)
-
-    def leave_out(start: int, end: int) -> bool:
-        nonlocal best
-        if time.monotonic() >= deadline:
-            return False
-        left_out = set().union(*units[start:end])
-        kept = [entry for entry in best.entries if not (isinstance(entry, Operation) and entry.number in left_out)]
-        found = shrinker.attempt(kept)
-        if progress is not None:
-            progress(len(best.played), shrinker.tries)
-        if found is None or len(found.played) >= len(best.played):
-            return False
-        best = found
-        del units[start:end]
-        return True
-
-    thinned(lambda: len(units), leave_out, len(units))
-    return best
-
-
-def _kinds(best: Try) -> list[set[int]]:
-    """The calls of each method of each object: reads and tables, mostly, on which nothing else depends."""
-    of: dict[tuple[int, str], set[int]] = {}
-    for operation in _before_the_last(best):
-        of.setdefault((operation.target, operation.method), set()).add(operation.number)
-    return list(of.values())
-
-
-def _requests(best: Try) -> list[set[int]]:
-    """The operations about each request, in the order in which the requests come; the last operation is in none."""
-    of: dict[int, set[int]] = {}
-    for operation in _before_the_last(best):
+    def about(operation: Operation) -> tuple[int, ...]:
         told = operation.arguments.get("request")
-        if isinstance(told, dict) and "r" in told:
-            of.setdefault(told["r"], set()).add(operation.number)
-    return list(of.values())
+        return (told["r"],) if isinstance(told, dict) and "r" in told else ()
 
-
-def _operations(best: Try) -> list[set[int]]:
-    """The operations before the last, each by itself."""
-    return [{operation.number} for operation in _before_the_last(best)]
-
-
-def _before_the_last(best: Try) -> list[Operation]:
-    return [entry for entry in best.entries if isinstance(entry, Operation)][:-1]
+    operations = [entry for entry in best.entries if isinstance(entry, Operation)][:-1]
+    return [Part(own.number, (own.target, own.method), about(own)) for own in operations]
 
 
 def _small_tokens(entries: Sequence[Entry]) -> list[Entry]:

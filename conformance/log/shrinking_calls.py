@@ -19,12 +19,13 @@ from ..backends.loading import Backend
 from ..backends.raising import Interrupted
 from ..calls.datum import Call, Key, Prompt, Ref, mended, refs, simpler, smaller, written
 from ..calls.method import Method
-from ..calls.simplest import simplest, thinned
+from ..calls.simplest import simplest
 from ..report.redaction import Redaction
 from ..trying.script import Entry, FileError, Rows
 from ..trying.trial import Said, Trial
 from .as_calls import Recorded, calls_in_order, in_order
 from .format import LogError
+from .leaving_out import Part, leave_out
 from .reading_calls import read_calls, without_defaults
 
 __all__ = ["Shortened", "shorten"]
@@ -150,26 +151,9 @@ class _Shrinker:
             return None
         return found
 
-    def without(
-        self, best: _Found, units_of: Callable[[_Found], list[set[int]]], told: Callable[[_Found], None]
-    ) -> _Found:
-        """Leaves out what the clause doesn't need, units of operations at once."""
-        units = units_of(best)
-
-        def leave_out(start: int, end: int) -> bool:
-            nonlocal best
-            left_out = set().union(*units[start:end])
-            kept = [own for own in best.kept if own.call.number not in left_out]
-            found = self.counts(lambda: self.play(kept))
-            if found is None or len(found.kept) >= len(best.kept):
-                return False
-            best = found
-            told(best)
-            del units[start:end]
-            return True
-
-        thinned(lambda: len(units), leave_out, len(units))
-        return best
+    def without(self, best: _Found, numbers: set[int]) -> _Found | None:
+        """What is found without the operations of some numbers, if that counts."""
+        return self.counts(lambda: self.play([own for own in best.kept if own.call.number not in numbers]))
 
     def simpler(self, best: _Found) -> _Found:
         """The same in fewer calls, with simpler arguments, and with small numbers for token ids."""
@@ -229,12 +213,14 @@ def shorten(
     shrinker.ended = lambda: time.monotonic() > started + seconds
     total = _operations(best.kept)
     interrupted = False
+
+    def keep(found: _Found) -> None:
+        nonlocal best
+        best = found
+        progress(_operations(found.kept), shrinker.tries)
+
     try:
-        before = -1
-        while before != len(best.kept):
-            before = len(best.kept)
-            for units_of in (_kinds, _requests, _each):
-                best = shrinker.without(best, units_of, lambda found: progress(_operations(found.kept), shrinker.tries))
+        leave_out(best, _parts, shrinker.without, keep)
         best = shrinker.simpler(best)
     except Interrupted:
         interrupted = True
@@ -261,31 +247,17 @@ def _operations(kept: Sequence[Recorded]) -> int:
     return sum(own.operation is not None for own in kept)
 
 
-def _kinds(best: _Found) -> list[set[int]]:
-    """The calls of each method of each object: reads and tables, mostly, on which nothing else depends."""
-    of: dict[tuple[int, str], set[int]] = {}
-    for own in _before_the_last(best):
-        assert own.operation is not None, "only operations are left out"
-        of.setdefault((own.operation.target, own.operation.method), set()).add(own.call.number)
-    return list(of.values())
-
-
-def _requests(best: _Found) -> list[set[int]]:
-    """The operations about each request; a step of several goes on without those that are not there."""
-    of: dict[int, set[int]] = {}
-    for own in _before_the_last(best):
-        for says in own.says if own.call.method != "allocate_slots_batch" else ():
-            of.setdefault(says.number, set()).add(own.call.number)
-    return list(of.values())
-
-
-def _each(best: _Found) -> list[set[int]]:
-    """The operations before the last, each by itself."""
-    return [{own.call.number} for own in _before_the_last(best)]
-
-
-def _before_the_last(best: _Found) -> list[Recorded]:
-    return [own for own in best.kept if own.operation is not None][:-1]
+def _parts(best: _Found) -> list[Part]:
+    """The operations before the last; a step of several requests goes on without those that are not there."""
+    made = [(own, own.operation) for own in best.kept if own.operation is not None][:-1]
+    return [
+        Part(
+            own.call.number,
+            (operation.target, operation.method),
+            tuple(says.number for says in own.says if own.call.method != "allocate_slots_batch"),
+        )
+        for own, operation in made
+    ]
 
 
 # -- Calls made simpler -----------------------------------------------------------------------------------------------

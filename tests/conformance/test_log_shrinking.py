@@ -16,6 +16,7 @@ import pytest
 import kvproof.fast
 from kvproof.conformance import LogError, catalogue, record, replay_log
 from kvproof.conformance.backends.loading import Backend, load_backend
+from kvproof.conformance.backends.raising import Interrupted
 from kvproof.conformance.cli import main
 from kvproof.conformance.log.reading_calls import entries_of
 from kvproof.conformance.log.shrinking import shrink
@@ -138,6 +139,27 @@ def test_the_file_fails_by_itself_and_passes_on_the_backend_behind_the_bug(
     with pytest.raises(AssertionError):
         runpy.run_path(str(emitted))["test_man_5"]()
     runpy.run_path(str(right))["test_man_5"]()
+
+
+@pytest.mark.parametrize("name", list(BUGS)[:1])
+@pytest.mark.parametrize("with_backend", [True, False])
+def test_what_was_left_out_before_an_interruption_stays_out(
+    logs: dict[str, Path], name: str, with_backend: bool
+) -> None:
+    def interrupt(left: int, _: int) -> None:
+        seen.append(left)
+        if left < seen[0] or with_backend:
+            raise Interrupted
+
+    seen: list[int] = []
+    if with_backend:
+        shortened = shorten(logs[name], load_backend(f"kvproof.conformance.catalogue:{name}"), progress=interrupt)
+        assert shortened.interrupted
+        assert shortened.left < shortened.operations
+    else:
+        shrunk = shrink(logs[name], progress=interrupt)
+        assert shrunk.interrupted
+        assert len(shrunk.last.played) < shrunk.operations
 
 
 def test_steps_and_tables_are_made_short_too(tmp_path: Path) -> None:
