@@ -5,7 +5,7 @@ clause a wrong hit or wrong pages break: that depends on what the pages hold.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ __all__ = [
     "STEP_COLUMNS",
     "StrangePage",
     "event",
+    "step_columns",
 ]
 
 MOST_PAGES = 1000
@@ -57,6 +58,19 @@ class StrangePage:
 
 
 # -- How results are compared ------------------------------------------------------------------------------------------
+
+
+def step_columns(given: Given, places: Sequence[int] | None = None) -> dict[str, Spelled]:
+    """The arguments of a batched step that are lists, each in its spelling.
+
+    Args:
+        given: the step's arguments.
+        places: the places of the requests that go on; None: all of them.
+    """
+    columns = {name: own for name in STEP_COLUMNS if isinstance(own := given.get(name), Spelled)}
+    if places is None:
+        return columns
+    return {name: replace(own, values=tuple(own.values[at] for at in places)) for name, own in columns.items()}
 
 
 def _group_of(pages: Any, side: Any) -> Any:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kvproof.spec.declarations import EngineRequestStatus, ExtraKey
 
 from ..calls.datum import LEFT_OUT, Call, Key, Minus, Pages, Prompt, Ref, Slot, Spelled, fitting, renamed
-from ..calls.manager import STEP_COLUMNS
+from ..calls.manager import STEP_COLUMNS, step_columns
 from ..calls.method import Method
 from ..calls.spelling import Spelling
 from ..calls.values import STRANGER
@@ -86,9 +86,7 @@ class Recorded:
             return self
         if not kept:
             return None
-        given = self.call.arguments
-        lists = {name: given[name] for name in STEP_COLUMNS if isinstance(given.get(name), Spelled)}
-        less = {name: replace(own, values=tuple(own.values[place] for place in kept)) for name, own in lists.items()}
+        less = step_columns(self.call.arguments, kept)
         return replace(self, call=self.call.given(**less), served=tuple(self.served[place] for place in kept))
 
     def without_hit(self) -> "Recorded":

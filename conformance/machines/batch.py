@@ -11,7 +11,7 @@ from ..calls.datum import Call, Holder, New, Ref, Slot, Spelled
 from ..calls.deviation import SpecificationError
 from ..calls.interfaces import BUILDS
 from ..calls.kinds import HASHES, numbers_of
-from ..calls.manager import STEP_COLUMNS
+from ..calls.manager import step_columns
 from ..calls.method import Method
 from ..calls.spelling import NUMBERS
 from ..calls.table import TABLES
@@ -136,7 +136,7 @@ class BatchSteps(GroupSteps):
     def fitting(self, row: Method, call: Call) -> dict[str, Any]:
         """See `Calling.fitting`: a step without those that are not live, which go on from where they are now."""
         given = super().fitting(row, call)
-        columns = {name: value.values for name in STEP_COLUMNS if isinstance(value := given.get(name), Spelled)}
+        columns = {name: own.values for name, own in step_columns(given).items()}
         slots, computed = columns.get("slots", ()), columns.get("num_computed_tokens", ())
         known = all(isinstance(slot, Slot) for slot in slots) and {*map(len, columns.values())} == {len(slots)}
         if row.name != "allocate_slots_batch" or not slots or not known:
@@ -147,11 +147,13 @@ class BatchSteps(GroupSteps):
             raise self.left_out()
         new = columns.get("num_new_tokens", (given["num_new_tokens"],) * len(slots))
         counts = [self.fitting_counts(slots[place].request_id, computed[place], new[place]) for place in places]
-        fitted = {name: [own[place] for place in places] for name, own in columns.items()}
-        fitted["num_computed_tokens"] = [number for number, _ in counts]
+        fitted = step_columns(given, places)
+        own = fitted["num_computed_tokens"]
+        fitted["num_computed_tokens"] = replace(own, values=tuple(number for number, _ in counts))
         if [number for _, number in counts] != [new[place] for place in places]:
-            fitted["num_new_tokens"] = [number for _, number in counts]
-        return given | {name: Spelled(given["slots"].how, tuple(own)) for name, own in fitted.items()}
+            own = fitted.get("num_new_tokens", own)
+            fitted["num_new_tokens"] = replace(own, values=tuple(number for _, number in counts))
+        return given | fitted
 
     def note_allocate_slots_batch(self, _: str, call: Call, granted: Both) -> None:
         """Notes which of some requests were given slots."""

@@ -1,6 +1,7 @@
 """A counterexample is made shorter: whole requests go, and what is left of the calls goes on from where it is."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,6 +106,13 @@ def test_who_is_not_live_is_left_out_of_a_step() -> None:
     assert lines(here[0], here[2], two) == []
     fewer = lines(*here[:3], ask(4, "b", 0, 2), two)
     assert fewer[-1] == "allocate_slots_batch([slot of a, slot of b], [1, 2], [1, 3], 0)"
+
+
+def test_the_columns_that_are_left_of_a_step_keep_their_spelling() -> None:
+    two = step(9, ["a", "b"], [1, 4], 1)
+    computed = replace(two.arguments["num_computed_tokens"], how=Spelling.INT32)
+    left = lines(come(1, "a", 9), ask(2, "a", 0, 1), come(3, "b", 9), two.given(num_computed_tokens=computed))
+    assert left[-1] == "allocate_slots_batch([slot of a], np.array([1], np.int32), 1, 0)"
 
 
 def test_requests_go_with_all_their_calls() -> None:
