@@ -128,6 +128,8 @@ class SoakMoves(SoakBase):
     def import_prefix(self, place: int, dropped: int) -> None:
         """Imports one of the last exported prefixes, of which the last pages may not be cached any more (SWAP-2).
 
+        For a request whose first token is another it is refused.
+
         Args:
             place: which one.
             dropped: how many of its pages that are cached lose their hashes first, the last ones of the first group.
@@ -138,6 +140,17 @@ class SoakMoves(SoakBase):
         if dropped and self.offers("pool", "evict_pages"):
             self._drop_last(request, dropped)
 
+        imported = self._import(place, request, "a request like it")
+        if imported.spec:
+            self.met.note(["import"], len(self._trace))
+            self._export_again(request)
+        tokens = request.all_token_ids.copy()
+        tokens[0] ^= 1
+        self._import(place, Request("carried", tokens, request.extra_keys), "a request with another first token")
+
+    def _import(self, place: int, request: Request, whose: str) -> Both:
+        """Imports one of the last exported prefixes for a request, which must have its tokens and extra keys."""
+
         def act(side: Side, manager: Any = None) -> bool:
             exported = side.names.get("ExportedPrefix").from_bytes(side.exported[place])
             into = manager or side.manager
@@ -146,11 +159,8 @@ class SoakMoves(SoakBase):
             return after is not None
 
         self.session.note_drawn([f"{ATTENTION.name}.import_prefix"])
-        line = f"import_prefix(manager, <a request like it>, caches, 'model', exported[{place}])"
-        imported = self.imported(line, request, act)
-        if imported.spec:
-            self.met.note(["import"], len(self._trace))
-            self._export_again(request)
+        line = f"import_prefix(manager, <{whose}>, caches, 'model', exported[{place}])"
+        return self.imported(line, request, act)
 
     def _export_again(self, request: Request) -> None:
         """Exports what was just imported, which tells what its pages hold now."""
