@@ -322,12 +322,16 @@ class Views(ViewMachine):
 
     @step("TAB-7")
     def plan(self, data: Drawing) -> None:
-        """The metadata of a step padded to one of several sizes, with sequences that get one token, or none."""
+        """The metadata of a step padded to one of several sizes, with sequences that get one token, or none.
+
+        A sequence may have one token more than its pages have room for, also one that gets none: that is refused.
+        """
         computed, new, left = [], [], _TOKENS
         for _ in range(data.draw(st.integers(0, _ROWS))):
             most = min(2 * self.layout.page_size, left)
             new.append(min(data.one_of([1, 0, data.draw(st.integers(0, most))]), most))
-            computed.append(data.draw(st.integers(0, 2 * self.layout.page_size - new[-1])))
+            room = 2 * self.layout.page_size - new[-1]
+            computed.append(min(data.draw(st.integers(0, room + 2)), room + 1))
             left -= new[-1]
         total = sum(new)
         several = sorted({max(total + data.one_of([0, 1, -1]), 1), 2, _TOKENS})
