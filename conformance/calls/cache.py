@@ -36,6 +36,7 @@ _CONTENTS = {
     "mixed": (1.0, 1000.0, 2.0**-6, 0.0, 30.0, 1.0),
     "zeros": (0.0,) * TOKENS,
     "infinite": (1.0, inf, 2.0**-6, 1000.0, -inf, 1.0),
+    "tiny": (2.0**-120, 1.0, 2.0**-123, 2.0**-125, 2.0**-6, 0.0),
 }
 """What the rows of keys and values are multiplied by."""
 

@@ -45,6 +45,10 @@ _ROUNDING = {"int8": (0.0, 0.5), "float8_e4m3fn": (2.0**-4, 2.0**-10), "float8_e
 """CACHE-4: how far off a stored number may be: by a part of itself, and of its scale."""
 
 
+_SMALLEST = float(np.finfo(np.float32).tiny)
+"""The smallest normal number of float32: no scale is smaller."""
+
+
 def rounding(dtype: str, numbers: Array, scales: Array) -> Array:
     """How far off stored numbers may be (CACHE-4).
 
@@ -145,11 +149,11 @@ class CacheMachine(Machine):
         for what, numbers in enumerate((keys, values)):
             if exact(dtype):
                 rounded = numbers.astype(dtype).astype(np.float64)
-                limits.append((rounded, np.zeros(rounded.shape)))
+                limits.append((rounded, _flushed(rounded)))
                 continue
             scale = scales[list(slots), what::2, None].astype(np.float64)
             cut = np.clip(numbers, -self.layout.largest * scale, self.layout.largest * scale)
-            limits.append((cut, rounding(dtype, cut, scale)))
+            limits.append((cut, np.maximum(rounding(dtype, cut, scale), _flushed(cut))))
         return limits
 
     def _hold_scales(self, pages: Any, slots: Sequence[int], keys: Array, values: Array) -> None:
@@ -159,7 +163,7 @@ class CacheMachine(Machine):
             len(slots), 2 * self.layout.heads
         )
         finite = np.minimum(largest.astype(np.float64), np.finfo(np.float32).max)
-        wanted = np.where(largest > 0, finite / self.layout.largest, 1.0)
+        wanted = np.where(largest > 0, np.maximum(finite / self.layout.largest, _SMALLEST), 1.0)
         seen = scales[list(slots)].astype(np.float64)
         off = ~(np.abs(seen - wanted) <= wanted * 2.0**-20)
         if off.any():
@@ -382,6 +386,13 @@ def _donating(update: Callable[..., Any], options: tuple[tuple[str, Any], ...]) 
         return update(pages, keys, values, slots, **dict(options))
 
     return jax.jit(given, donate_argnums=0)
+
+
+def _flushed(numbers: Array) -> Array:
+    """How far off numbers are if those below the smallest normal one are taken for 0, as many processors do."""
+    sizes = np.abs(numbers)
+    off: Array = np.where(sizes < _SMALLEST, sizes, 0.0)
+    return off
 
 
 def _within(seen: Array, wanted: Array, bound: Array) -> Array:
