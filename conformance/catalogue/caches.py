@@ -142,6 +142,16 @@ def infinity_becomes_the_scale(fast: ModuleType, kv_pages: Any, *update: Any, **
     return written._replace(scales=np.where(scales >= np.finfo(np.float32).max / 60_000, np.float32(np.inf), scales))
 
 
+@seeded(FORESEEN, "CACHE-4", "cache", by="kv_cache_update")
+def tiny_scales_vanish(fast: ModuleType, kv_pages: Any, *update: Any, **options: Any) -> Any:
+    """The scale of very small numbers is taken for 0, so that the slot is read back as zeros."""
+    written = fast.kv_cache_update(kv_pages, *update, **options)
+    if not hasattr(written, "scales"):
+        return written
+    scales = np.asarray(written.scales)
+    return written._replace(scales=np.where(scales <= np.finfo(np.float32).tiny, np.float32(0), scales))
+
+
 @seeded(42, "CACHE-3", "attention", setups=("plain",), by="fused_ragged_paged_attention")
 def padding_puts_page_0_back(
     fast: ModuleType, queries: Any, keys: Any, values: Any, kv_pages: Any, *batch: Any, **options: Any

@@ -138,6 +138,18 @@ def imported_in_order(
     return imported
 
 
+@seeded(FORESEEN, "SWAP-2", "soak", by="import_prefix")
+def another_prefix_counts_as_no_room(fast: ModuleType, *arguments: Any) -> list[Any] | None:
+    """That a file is of other tokens than the request's is told as if too few pages were free: it is tried for ever."""
+    try:
+        imported: list[Any] | None = fast.import_prefix(*arguments)
+    except ValueError as error:
+        if "its keys are not those" not in str(error):
+            raise
+        return None
+    return imported
+
+
 @seeded(FORESEEN, "SEC-2", "secrets", by="CacheManager.swap_in")
 def refusal_shows_tokens(fast: ModuleType, self: Any, request: Any) -> Any:
     """The refusal to take back a request that changed in host memory shows its first tokens."""
