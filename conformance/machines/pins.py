@@ -24,8 +24,10 @@ PINNED: tuple[dict[str, Any], ...] = (
     {"max_pinned_pages": 3, "max_pinned_pages_per_salt": 1},
     {"max_pinned_pages": 12, "unhashed_first": True},
     {"max_pinned_pages": 0},
+    {"max_pinned_pages": 4, "eviction": "reuse"},
+    {"max_pinned_pages": 12, "eviction": "adaptive"},
 )
-"""Bounds of what can be pinned."""
+"""Bounds of what can be pinned, and policies by which pages of one priority are taken."""
 
 _SALTED: tuple[tuple[ExtraKey, ...], ...] = ((), (), (CacheSalt("a"),), (CacheSalt("a"),), (CacheSalt("b"),))
 
