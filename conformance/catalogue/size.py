@@ -41,7 +41,7 @@ def common_pages_end_at_32(fast: ModuleType, self: Any, slot: int, others: Any) 
     return min(count, 32)
 
 
-@seeded(FORESEEN, "MAN-1", "soak", also=("MAN-2", "MAN-3", "MAN-7", "MAN-14"), by="page_pool.index.walk")
+@seeded(FORESEEN, "MAN-1", "soak", also=("MAN-2", "MAN-3", "MAN-7", "MAN-14", "SWAP-1"), by="page_pool.index.walk")
 def hits_end_at_512_pages(fast: ModuleType, self: Any, tree: Any, tokens: Any, segments: Any, limit: int) -> Any:
     """A look-up goes 512 pages deep at most, so that long prompts are computed again from there on."""
     return fast.index.prefix_index.PrefixIndex.walk(self, tree, tokens, segments, min(limit, 512))
