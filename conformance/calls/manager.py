@@ -57,9 +57,6 @@ class StrangePage:
         return "<another manager's page>"
 
 
-# -- How results are compared ------------------------------------------------------------------------------------------
-
-
 def step_columns(given: Given, places: Sequence[int] | None = None) -> dict[str, Spelled]:
     """The arguments of a batched step that are lists, each in its spelling.
 
@@ -71,6 +68,9 @@ def step_columns(given: Given, places: Sequence[int] | None = None) -> dict[str,
     if places is None:
         return columns
     return {name: replace(own, values=tuple(own.values[at] for at in places)) for name, own in columns.items()}
+
+
+# -- How results are compared ------------------------------------------------------------------------------------------
 
 
 def _group_of(pages: Any, side: Any) -> Any:

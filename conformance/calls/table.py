@@ -20,7 +20,7 @@ from .values import NO_INTS, NO_LISTS
 __all__ = ["TABLE", "TABLES"]
 
 _PAGE_IDS = (1, 2, 3, 2**30, 0, 2**31 - 1)
-"""Page ids that are drawn; an int32 holds no larger one, and no first slot of 2^30 where pages have two."""
+"""Page ids that are drawn: an int32 holds none above the last; of two slots a page, 2^30 begins at slot 2^31."""
 
 _NO_PAGE_IDS: tuple[Any, ...] = (-1, 2**31, *NO_INTS)
 

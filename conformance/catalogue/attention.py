@@ -239,20 +239,23 @@ def lengths_of_64_bits(fast: ModuleType, queries: Any, kv_pages: Any, kv_lens: A
 # -- Scales ---------------------------------------------------------------------------------------------------
 
 
+def _without_v_scale(options: dict[str, Any]) -> dict[str, Any]:
+    """Options by which values are read as they are stored; one that is refused stays."""
+    scale = options.get("v_scale")
+    return options | {"v_scale": 1.0} if isinstance(scale, float) and scale > 0 else options
+
+
 @seeded(51, "ATT-6", "limits", by="ragged_paged_attention")
 def scale_missing_when_read(fast: ModuleType, *arguments: Any, **options: Any) -> Any:
     """Values are divided by their scale when they are stored, and not multiplied by it when read (sglang 24198)."""
-    scale = options.get("v_scale")
-    is_valid = isinstance(scale, float) and scale > 0  # others are refused as they were
-    return fast.ragged_paged_attention(*arguments, **(options | {"v_scale": 1.0} if is_valid else options))
+    return fast.ragged_paged_attention(*arguments, **_without_v_scale(options))
 
 
 @seeded(FORESEEN, "ATT-6", "attention", also=("ATT-1",), by="ragged_paged_attention")
 def scale_missing_in_columns(fast: ModuleType, *arguments: Any, **options: Any) -> Any:
     """Values are not multiplied by their scale in the layout whose slots are columns."""
-    scale = options.get("v_scale")
-    is_wrong = options.get("version") == "seq_on_lane" and isinstance(scale, float) and scale > 0
-    return fast.ragged_paged_attention(*arguments, **(options | {"v_scale": 1.0} if is_wrong else options))
+    in_columns = options.get("version") == "seq_on_lane"
+    return fast.ragged_paged_attention(*arguments, **(_without_v_scale(options) if in_columns else options))
 
 
 def _without_chunks(fast: ModuleType, change: Callable[[dict[str, Any]], dict[str, Any]]) -> SimpleNamespace:

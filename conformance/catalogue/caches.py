@@ -1,10 +1,12 @@
 """Faults of the cache: what its pages take, where an update lands, what is read back."""
 
+import functools
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .patching import backend_with, derived
 from .registry import FORESEEN, seeded
@@ -132,24 +134,27 @@ def slice_moved_to_fit_in(fast: ModuleType, kv_pages: Any, keys: Any, values: An
     return fast.kv_cache_update(kv_pages, keys, values, slots, **options)
 
 
-@seeded(FORESEEN, "CACHE-4", "cache", by="kv_cache_update")
-def infinity_becomes_the_scale(fast: ModuleType, kv_pages: Any, *update: Any, **options: Any) -> Any:
+def _with_scales(fast: ModuleType, change: Callable[[NDArray[np.float32]], Any]) -> SimpleNamespace:
+    """A backend whose updates change the scales that slots have."""
+
+    @functools.wraps(fast.kv_cache_update)
+    def update(*arguments: Any, **options: Any) -> Any:
+        written = fast.kv_cache_update(*arguments, **options)
+        return written._replace(scales=change(np.asarray(written.scales))) if hasattr(written, "scales") else written
+
+    return backend_with(fast, kv_cache_update=update)
+
+
+@seeded(FORESEEN, "CACHE-4", "cache", by=_with_scales)
+def infinity_becomes_the_scale(scales: NDArray[np.float32]) -> Any:
     """An infinite number makes its slot's scale infinite: what is read back is NaN where it should be very large."""
-    written = fast.kv_cache_update(kv_pages, *update, **options)
-    if not hasattr(written, "scales"):
-        return written
-    scales = np.asarray(written.scales)
-    return written._replace(scales=np.where(scales >= np.finfo(np.float32).max / 60_000, np.float32(np.inf), scales))
+    return np.where(scales >= np.finfo(np.float32).max / 60_000, np.float32(np.inf), scales)
 
 
-@seeded(FORESEEN, "CACHE-4", "cache", by="kv_cache_update")
-def tiny_scales_vanish(fast: ModuleType, kv_pages: Any, *update: Any, **options: Any) -> Any:
+@seeded(FORESEEN, "CACHE-4", "cache", by=_with_scales)
+def tiny_scales_vanish(scales: NDArray[np.float32]) -> Any:
     """The scale of very small numbers is taken for 0, so that the slot is read back as zeros."""
-    written = fast.kv_cache_update(kv_pages, *update, **options)
-    if not hasattr(written, "scales"):
-        return written
-    scales = np.asarray(written.scales)
-    return written._replace(scales=np.where(scales <= np.finfo(np.float32).tiny, np.float32(0), scales))
+    return np.where(scales <= np.finfo(np.float32).tiny, np.float32(0), scales)
 
 
 @seeded(42, "CACHE-3", "attention", setups=("plain",), by="fused_ragged_paged_attention")

@@ -292,13 +292,11 @@ class RaggedMachine(AttentionFaults):
         return self.program(data)
 
     def program(self, data: Drawing, function: str = "") -> str:
-        """Draws a setup with options, of those shared out; "" if the backend's function does not take it."""
+        """Draws a setup with options, of those shared out: each second one of the other base, if that is taken."""
         shares = self.shares(data)
         place = data.one_of(range(len(shares)))
-        for base in (self.other_base, self.base) if place % 2 else (self.base,):
-            if self.takes_options(shares[place], base, function):
-                return name_with(base, shares[place])
-        return ""
+        has_other = place % 2 and self.takes_options(shares[place], self.other_base, function)
+        return name_with(self.other_base if has_other else self.base, shares[place])
 
     def shares(self, data: Drawing) -> list[list[str]]:
         """Options for a few programs, shared out in an order that is drawn once in a run; see `shared_out`.
@@ -404,7 +402,7 @@ class Attention(RaggedMachine):
         with_options: bool = data.one_of([False, False, True])
         if self.options and with_options:
             name: str = self.session.one_of_few("fused", self.program(data, "fused_ragged_paged_attention"), 1)
-            if name:
+            if self.taken("fused_ragged_paged_attention", SETUPS[name]):
                 return name
         return data.one_of(self.written)
 

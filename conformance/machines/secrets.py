@@ -236,9 +236,13 @@ class Secrets(Calling):
             request.append(data.one_of(_TOKENS))
             self.make_call(self.of_manager("allocate_slots", request=Ref(name), num_new_tokens=1))
             return
+        self.free(name)
+
+    def free(self, name: str) -> None:
+        """A request goes, and may come again from its first token on."""
         self.make_call(self.of_manager("free", request=Ref(name)))
         self.live.remove(name)
-        request.num_computed_tokens = 0
+        self.requests[name].num_computed_tokens = 0
 
     @step("MAN-6", "SWAP-1", when=lambda self: self.live and self.swaps())
     def change_on_host(self, data: Drawing) -> None:
@@ -261,9 +265,7 @@ class Secrets(Calling):
             self.calls.append(f"request.extra_keys = {request.extra_keys}")
         self.make_call(self.of_manager("swap_in", request=Ref(name)))
         request.extra_keys = keys
-        self.make_call(self.of_manager("free", request=Ref(name)))
-        self.live.remove(name)
-        request.num_computed_tokens = 0
+        self.free(name)
 
     def swaps(self) -> bool:
         """Whether the backend's managers swap requests out."""
