@@ -33,7 +33,10 @@ REFUSING: Mapping[str, int] = {
     "attention": 1,
     "latents": 1,
 }
-"""The machines that make bad calls on both packages, each with a number of examples that reaches all their methods."""
+"""The machines that make bad calls on both packages, each with a number of examples that reaches most methods."""
+
+MOST_SEEDS = 3
+"""Runs of a machine at most: one whose draws seldom come to some method is run with another seed."""
 
 
 class Run(NamedTuple):
@@ -44,11 +47,11 @@ class Run(NamedTuple):
 
 
 @functools.cache
-def run_of(name: str) -> Run:
+def run_of(name: str, seed: int = 0) -> Run:
     """A run of a machine that makes every fault of each argument that it spoils."""
     machine = spoiling(MACHINES[name], times=1 if REFUSING[name] == 1 else 2)
     backend = load_backend("kvproof.fast")
-    return Run(run_machine(machine, backend, 0, examples=REFUSING[name], shrink_seconds=5), machine.found)
+    return Run(run_machine(machine, backend, seed, examples=REFUSING[name], shrink_seconds=5), machine.found)
 
 
 @pytest.mark.parametrize("name", REFUSING)
@@ -64,7 +67,6 @@ def test_r1_a_refusal_names_the_argument_and_its_value_and_changes_nothing(name:
 
 def test_r1_every_fault_of_every_argument_was_made_and_refused_by_both_packages() -> None:
     """All that the tables say can be wrong; what cannot is listed with its reason, see `UNSPOILT`."""
-    made = {(found.argument, found.package) for name in REFUSING for found in run_of(name).found}
     wanted = {
         (f"{table.name}.{row.name}({name})", package)
         for table in INTERFACES
@@ -73,7 +75,22 @@ def test_r1_every_fault_of_every_argument_was_made_and_refused_by_both_packages(
         if kind.fault is not None
         for package in ("spec", "fast")
     }
+    made: set[tuple[str, str]] = set()
+    machines = set(REFUSING)
+    for seed in range(MOST_SEEDS):
+        runs = {name: run_of(name, seed) for name in sorted(machines)}
+        assert [(str(found), found.calls) for run in runs.values() for found in run.report.deviations] == []
+        made |= {(found.argument, found.package) for run in runs.values() for found in run.found}
+        missing = {interface_of(argument) for argument, _ in wanted - made}
+        machines = {
+            name for name, run in runs.items() if missing & {interface_of(found.argument) for found in run.found}
+        }
     assert wanted == made
+
+
+def interface_of(argument: str) -> str:
+    """The interface of an argument, as `Spoilt` names it."""
+    return argument.split(".", 1)[0]
 
 
 # -- Faults that the machines seldom draw ---------------------------------------------------------
