@@ -148,3 +148,14 @@ def drafts_of_a_page_have_no_slots(
     if slot >= 0 and got is self.coordinator.nothing:
         self._live.num_slots[slot] = max(before, self._live.num_computed[slot] + int(new))
     return got
+
+
+@seeded(FORESEEN, "TAB-2", "batch", also=("R1", "MAN-11"), by="CacheManager.allocate_slots_batch")
+def rows_of_a_larger_table(
+    fast: ModuleType, self: Any, *args: Any, tables: Any = None, rows: Any = None, **options: Any
+) -> Any:
+    """Rows that are those of the step before are not read again, though the tables have fewer rows now."""
+    live = self.coordinator.live
+    if isinstance(tables, fast.MultiGroupPageTable):
+        live.last_rows = live.last_rows._replace(size=0)
+    return fast.CacheManager.allocate_slots_batch(self, *args, tables=tables, rows=rows, **options)

@@ -1,5 +1,6 @@
 """The batch machine: batched steps among single calls, good ones and ones with a fault, which change nothing."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -13,7 +14,7 @@ from ..calls.interfaces import BUILDS
 from ..calls.kinds import HASHES, numbers_of
 from ..calls.manager import step_columns
 from ..calls.method import Method
-from ..calls.spelling import NUMBERS
+from ..calls.spelling import NUMBERS, Spelling
 from ..calls.table import TABLES
 from .base import Both, Field, Nothing, Side
 from .draws import Drawing, some
@@ -54,6 +55,13 @@ class Step:
     lookahead: list[int]
     delay: bool
     tabled: bool
+
+    def of(self, places: Sequence[int]) -> "Step":
+        """The same of some of the requests, by their places in it."""
+        computed, new, ahead = (
+            [numbers[place] for place in places] for numbers in (self.computed, self.new, self.lookahead)
+        )
+        return Step([self.names[place] for place in places], computed, new, ahead, self.delay, self.tabled)
 
 
 def _rows(side: Any) -> object:
@@ -260,11 +268,13 @@ class OtherTables:
         length: the most tokens of a request.
         page_sizes: those of the groups.
         rows: the requests whose pages they name, each with its row.
+        num_rows: how many rows they have.
     """
 
     length: int
     page_sizes: tuple[int, ...]
     rows: tuple[tuple[str, int], ...] = ()
+    num_rows: int = len(IDS) + 1
 
     def made_on(self, holder: Holder) -> Any:
         """A side's own tables."""
@@ -275,7 +285,7 @@ class OtherTables:
 
     @property
     def _empty(self) -> New:
-        return New("MultiGroupPageTable", (len(IDS) + 1, self.length, 8, list(self.page_sizes)))
+        return New("MultiGroupPageTable", (self.num_rows, self.length, 8, list(self.page_sizes)))
 
     def as_python(self, write: Callable[[Any], str]) -> str:
         """The call of the constructor; "" where one call does not make them."""
@@ -372,7 +382,9 @@ class Batch(BatchSteps):
     def misuse_batch(self, data: Drawing) -> None:
         """One fault in one of several requests, in the numbers or in the tables: none of them gets anything."""
         row = self.row_of("allocate_slots_batch")[1]
-        call = self.spoilt(row, data) if data.one_of([True, False]) else self.step_badly(data)
+        spoilt = functools.partial(self.spoilt, row)
+        kinds: list[Callable[[Drawing], Call]] = [spoilt, self.step_badly, self.step_badly_again]
+        call = data.one_of(kinds)(data)
         spelled = {}
         for name, value in call.arguments.items():
             numbers = value
@@ -411,6 +423,28 @@ class Batch(BatchSteps):
         elif self.freed_slots(asked, good):
             faults += [self.freed_slots] * 4
         given = good | data.one_of(data.one_of(faults)(asked, good))
+        return self.call_of("allocate_slots_batch", MANAGER_REF, **given)
+
+    def step_badly_again(self, data: Drawing) -> Call:
+        """The requests of a step go on, with the rows that they had, in other tables: of fewer rows, or empty ones.
+
+        Some requests, in the order of their rows; slots and rows in arrays, as an engine keeps them. A backend may
+        remember what it read of the step before, and that it was right.
+        """
+        asked = self.draw_step(data)
+        order = sorted(range(len(asked.names)), key=lambda place: self.row(asked.names[place]))
+        asked = asked.of(order[: data.one_of([1, 2, 3])])
+        self.step_together(data, replace(asked, tabled=True))
+        chunks = {name: self.next_chunk(data, name) for name in asked.names if name in self.unfinished()}
+        going = {name: chunk for name, chunk in chunks.items() if chunk[1]}
+        computed, new = ([chunk[place] for chunk in going.values()] for place in (0, 1))
+        good = self.arguments(replace(asked, names=list(going), computed=computed, new=new, lookahead=[0] * len(going)))
+        named = [(name, row) for name, row in zip(going, good["rows"], strict=True) if row < max(good["rows"])]
+        others = self.other_tables(self.max_model_len)
+        few = replace(others, rows=tuple(named), num_rows=max(good["rows"]))
+        array = self.spelling(data, [Spelling.INT64])
+        arrays = {name: Spelled(array, tuple(good[name])) for name in ("slots", "rows")}
+        given = good | arrays | {"tables": data.one_of([few, few, others])}
         return self.call_of("allocate_slots_batch", MANAGER_REF, **given)
 
     def numbers(self, asked: Step, good: dict[str, Any]) -> list[dict[str, Any]]:
