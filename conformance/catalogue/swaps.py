@@ -118,6 +118,13 @@ def pages_exported_whole(fast: ModuleType, pages: Any, page_ids: Any, num_slots:
     return fast.export_pages(pages, page_ids, whole, **options)
 
 
+@seeded(FORESEEN, "SWAP-2", "sharded", by="RaggedPagesCache.import_pages")
+def first_rows_of_all_shards(fast: ModuleType, self: Any, page_ids: Any, block: Any) -> Any:
+    """Of a block with more rows than are written the first are taken: of all shards together, not of each."""
+    count = self.metadata.num_page_shards * fast.cache.page_copies.padded_size(np.shape(page_ids)[-1])
+    return fast.RaggedPagesCache.import_pages(self, page_ids, [rows[:count] for rows in block])
+
+
 @seeded(FORESEEN, "SWAP-2", "soak", by="import_prefix")
 def imported_in_order(
     fast: ModuleType, manager: Any, request: Any, caches: Any, model: Any, exported: Any

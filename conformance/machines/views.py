@@ -22,7 +22,7 @@ from .arrays import FINE_BITS, SLIGHT, Array, Near, exact, shape_and_type, worst
 from .base import Both, Side
 from .cache import rounding
 from .calling import Calling, Calls
-from .draws import Drawing
+from .draws import Drawing, some
 from .layouts import Layout, takes_version
 from .properties import operation, start, step
 from .sides import unread
@@ -30,6 +30,9 @@ from .sides import unread
 __all__ = ["Sharded", "Views"]
 
 _ROWS, _WIDTH, _TOKENS, _PAGES = 3, 3, 12, 8
+
+_MANY = 17
+"""More pages than there are in a pool: an export may name a page twice. Backends pad few to 8 or 16."""
 
 _FIELDS = (
     *("pages_tables", "context_lens", "query_start_loc", "num_seqs", "slot_mapping", "position_ids"),
@@ -181,9 +184,14 @@ class ViewMachine(Calling):
                     token += 1
         keys[~live], values[~live] = np.nan, np.nan
 
-    def hold_pages(self, view: Any) -> None:
-        """Holds what the pages show against what was written, all else against zeros (CACHE-2, CACHE-3, CACHE-4)."""
-        clause = "CACHE-2" if exact(self.layout.dtype) else "CACHE-4"
+    def hold_pages(self, view: Any, moved: str = "") -> None:
+        """Holds what the pages show against what was written, all else against zeros (CACHE-2, CACHE-3, CACHE-4).
+
+        Args:
+            view: the view that has the pages.
+            moved: the clause of the call that moved pages before, if one did: wrong contents are charged to it.
+        """
+        clause = moved or ("CACHE-2" if exact(self.layout.dtype) else "CACHE-4")
         self.compared(clause)
         self.compared("CACHE-2")
         slots = sorted(self.holds)
@@ -204,7 +212,7 @@ class ViewMachine(Calling):
                 slight = not abs(seen[off] - wanted[off]) > SLIGHT * bound[off]
                 where = "CACHE-3" if off[0] not in self.holds else clause if slight else "CACHE-2"
                 at = f"{name} of slot {off[0]}, head {off[1]}, column {off[2]}: "
-                self.differ(where, f"{at}{wanted[off]:.7g} within {bound[off]:.3g}", f"{at}{seen[off]:.7g}")
+                self.differ(moved or where, f"{at}{wanted[off]:.7g} within {bound[off]:.3g}", f"{at}{seen[off]:.7g}")
 
     def write(self, data: Drawing) -> Both:
         """Writes a step's tokens through the view; returns the step's metadata."""
@@ -224,6 +232,67 @@ class ViewMachine(Calling):
             side.put({"view": self.result_on(side, made)})
         self.hold_pages(self.backend.view)
         return step
+
+    def moves_pages(self) -> bool:
+        """Whether the backend's caches give pages away and take them back."""
+        if not self.offered(CACHE.owner):
+            return False
+        lacking = {"export_pages", "import_pages"} - set(dir(self.backend.names.get(CACHE.owner)))
+        self.session.lacks |= {f"{CACHE.owner}.{name}" for name in lacking}
+        return not lacking
+
+    @step("SWAP-2", "CACHE-2", when=moves_pages)
+    def take_away_and_back(self, data: Drawing) -> None:
+        """Pages of every pool leave the device, and the first of them are written onto others of the same pool.
+
+        As many leave as are named then, or more; on their way they are cut to those that were asked for, or stay as
+        they came: a backend may pad them.
+        """
+        pages, size, count = range(_PAGES), self.layout.page_size, data.one_of([2, 6, _MANY])
+        numbers = st.lists(st.integers(-1, _PAGES - 1), min_size=count, max_size=count)
+        ids = [data.draw(numbers) for _ in range(self.shards)]
+        live = [[data.one_of([size, size, size - 1, 0]) for _ in range(2)] * count for _ in range(self.shards)]
+        live = [own[:count] for own in live]
+        named = data.draw(st.integers(1, min(count, 6)))
+        onto = [some(data, pages, named, named) for _ in range(self.shards)]
+        self.move(ids, live, [[-1, *own[1:]] if data.rarely() else own for own in onto], data.one_of([False, True]))
+
+    @operation
+    def move(self, ids: list[list[int]], live: list[list[int]], onto: list[list[int]], cut: bool) -> None:
+        """Pages of each pool, some of their slots, are exported, and the first of them imported into others.
+
+        Args:
+            ids: for each pool pages, -1 for none.
+            live: for each of these its leading slots that are live.
+            onto: for each pool the pages that are written, -1 for none.
+            cut: whether the block is cut to the pages that were asked for, on the host.
+        """
+        count, size, before = len(ids[0]), self.layout.page_size, dict(self.holds)
+        for pool, places in enumerate(onto):
+            for page, source, end in zip(places, ids[pool], live[pool], strict=False):
+                for offset in range(size if page >= 0 else 0):
+                    found = before.get((pool * _PAGES + source) * size + offset)
+                    place = (pool * _PAGES + page) * size + offset
+                    self.holds.pop(place, None)
+                    if source >= 0 and offset < end and found is not None:
+                        self.holds[place] = found
+        given = [numbers if self.shards > 1 else numbers[0] for numbers in (ids, live, onto)]
+
+        def fitted(array: Any) -> Any:
+            rows = np.asarray(array)
+            return rows.reshape(self.shards, -1, *rows.shape[1:])[:, :count].reshape(-1, *rows.shape[1:])
+
+        def act(side: Side) -> Any:
+            cache = side.names.get(CACHE.owner)([side.view])
+            block = cache.export_pages(*given[:2])
+            return cache.import_pages(given[2], jax.tree.map(fitted, block) if cut else block).views[0]
+
+        first = f"[:{count}]" if cut else ""
+        line = f"block = cache.export_pages({given[0]}, {given[1]}); cache.import_pages({given[2]}, block{first})"
+        made = self.call(line, act, "SWAP-2", unread)
+        for side in (self.spec, self.backend):
+            side.put({"view": self.result_on(side, made)})
+        self.hold_pages(self.backend.view, "SWAP-2")
 
     def attend(self, step: Both, queries: Any, clause: str) -> None:
         """Attends to a step's tokens through both views."""
