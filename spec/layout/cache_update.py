@@ -49,7 +49,8 @@ def kv_cache_update(
         keys: `[T, H, D]`: f32, bf16 or f16.
         values: `[T, H, Dv]`: f32, bf16 or f16.
         slot_mapping: the slot of each token, `i32[T]`; or slices, `i32[3, n]`: in each column a first slot, a
-            first token and a length. A slice stays within its page; its length is 1 to ``page``.
+            first token and a length. A slice stays within its page and the step's tokens; its length is 1 to ``page``.
+            Without ``validate`` it is not said what one that does not writes.
         num_slices: number of columns that are used, `i32[1]`; None if ``slot_mapping`` has no slices.
         kv_dtype: element type of ``kv_pages`` where it holds bits (`u16`, `u8`); else None or its dtype.
         k_scale: factor of stored keys, by which new keys are divided when they are written; None: 1.
