@@ -2,7 +2,8 @@
 
 A thing that no text can hold is named by how it came about: a page by the call that gave it (`Ref`), a request by what
 it asks for (`Prompt`), a key by the page of a request whose key it is (`Key`), a list by its entries and the type in
-which they are handed over (`Spelled`), an object by how it is constructed (`New`). What an engine says of a request
+which they are handed over (`Spelled`), an object by how it is constructed (`New`), or by the call whose result it is
+(`Hashed`). What an engine says of a request
 goes with it (`Saying`). `resolve` makes of such a value what one side is given: by its method ``made_on`` where it has
 one. One that is written in tests otherwise than as what it makes has a method ``as_python``, too.
 """
@@ -19,7 +20,8 @@ from kvproof.spec.declarations import ExtraKey
 from .spelling import Spelling, request_as, request_source
 
 __all__ = [
-    *("Call", "Described", "GoneError", "Holder", "Key", "Minus", "New", "Pages", "Prompt", "Ref", "Saying", "Slot"),
+    *("Call", "Described", "GoneError", "Hashed", "Holder", "Key", "Minus", "New", "Pages", "Prompt", "Ref"),
+    *("Saying", "Slot", "Spelled"),
     *(
         "LEFT_OUT",
         "exchange",
@@ -35,7 +37,7 @@ __all__ = [
         "simpler",
         "smaller",
     ),
-    *("Spelled", "written"),
+    "written",
 ]
 
 
@@ -242,6 +244,40 @@ class Key:
     place: int
     made_by_hand: bool = False
     group: int | None = None
+
+
+@dataclass(frozen=True)
+class Hashed:
+    """The keys of all full pages of a request as `hash_request_tokens` gives them: its own result, and no list of keys.
+
+    Attributes:
+        prompt: the request.
+        page_size: tokens in a page.
+        seed: of what the root of the keys is made.
+    """
+
+    prompt: Prompt
+    page_size: int
+    seed: bytes
+
+    def made_on(self, holder: "Holder") -> Any:
+        """What a side's own function gives."""
+        hashed, init, function = map(holder.names.get, ("hash_request_tokens", "init_none_hash", "sha256"))
+        return hashed(function, self.page_size, resolve(self.prompt, holder), none_hash=init(self.seed))
+
+    def as_python(self, write: Callable[[Any], str]) -> str:
+        """The call of the function; ``write`` writes the request."""
+        root = f"backend.init_none_hash({self.seed!r})"
+        given = f"backend.sha256, {self.page_size}, {write(self.prompt)}, none_hash={root}"
+        return f"backend.hash_request_tokens({given})"
+
+    def simpler(self) -> Iterator[Any]:
+        """The keys as a list; those of a simpler request."""
+        yield [Key(self.prompt, self.page_size, place) for place in range(len(self.prompt.tokens) // self.page_size)]
+        yield from (replace(self, prompt=less) for less in simpler(self.prompt))
+
+    def __str__(self) -> str:
+        return f"hash_request_tokens(sha256, {self.page_size}, {written(self.prompt)})"
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from kvproof.spec.declarations.json_kinds import (
     group_to_json,
 )
 
-from .datum import Call, Key, Minus, Pages, Prompt, Ref, Saying, Slot, Spelled
+from .datum import Call, Hashed, Key, Minus, Pages, Prompt, Ref, Saying, Slot, Spelled
 from .spelling import Spelling
 
 __all__ = ["MOST", "VERSION", "calls_from_json", "calls_to_json", "parsed_ref", "value_from_json", "value_to_json"]
@@ -169,6 +169,20 @@ def _key_from(members: dict[str, Part]) -> Key:
     return Key(prompt, members["page_size"].integer(minimum=1), members["key"].integer(), by_hand, group)
 
 
+def _hashed_to_json(hashed: Hashed) -> dict[str, Any]:
+    return {"keys_of": _prompt_to_json(hashed.prompt), "page_size": hashed.page_size, "seed": hashed.seed.hex()}
+
+
+def _hashed_from(members: dict[str, Part]) -> Hashed:
+    for name in ("page_size", "seed"):
+        if name not in members:
+            raise members["keys_of"].damaged(f"must have {name!r} beside it")
+    prompt = value_from_json(members["keys_of"])
+    if not isinstance(prompt, Prompt):
+        raise members["keys_of"].damaged("must be a request")
+    return Hashed(prompt, members["page_size"].integer(minimum=1), members["seed"].digest())
+
+
 _DTYPES = (
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
     *("float16", "float32", "float64", "bfloat16"),
@@ -247,6 +261,7 @@ _FORMS: dict[str, _Form] = {
         (Minus,), lambda minus: {"minus": str(minus.less), "number": minus.number}, _minus_from, ("number",)
     ),
     "key": _Form((Key,), _key_to_json, _key_from, ("of", "page_size", "made_by_hand", "group")),
+    "keys_of": _Form((Hashed,), _hashed_to_json, _hashed_from, ("page_size", "seed")),
     "tuple": _Form(
         (tuple,),
         lambda values: {"tuple": value_to_json(list(values))},

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvproof.spec.declarations import CacheCounters, PageRemoved, PageStored, PoolOptions
 
-from .datum import Holder, Prompt, Ref, Spelled
+from .datum import Hashed, Holder, Prompt, Ref, Spelled
 from .kinds import (
     COUNTS,
     HASHES,
@@ -148,10 +148,11 @@ def _caching(source: Source, known: Any) -> Given:
     before = [source.one_of([0, *known.owned]) for _ in range(first)]
     after = [source.one_of(known.owned)] if source.rarely() else []
     keys = known.keys_of(prompt, size)
+    whole = known.keys_at_once(prompt, size)
     return {
         "request": prompt,
         "pages": [known.ref(page) for page in (*before, *pages, *after)],
-        "page_hashes": keys[: source.integer(0, len(keys))],
+        "page_hashes": whole if whole and source.one_of([False, True]) else keys[: source.integer(0, len(keys))],
         "num_cached_pages": first,
         "num_full_pages": first if source.rarely() else full,
         "page_size": size,
@@ -192,9 +193,13 @@ def _uncacheable(source: Source, known: Any, given: Given) -> Given:
 
 
 def _wrong_keys(source: Source, known: Any, given: Given) -> Any:
-    """The keys, one of which is not the page's own: for pools whose keys tell what they are of."""
+    """The keys, one of them not the page's own, or another request's: for pools whose keys tell what they are of."""
     keys = given["page_hashes"]
-    if not keys or known.lacks("keys"):
+    whole = isinstance(keys, Hashed)
+    others = known.keys_of_others(given["request"], given["page_size"], given["num_full_pages"]) if whole else ()
+    if others:
+        return source.one_of(others)
+    if whole or not keys or known.lacks("keys"):
         return {"num_cached_pages": given["num_full_pages"] + 1}
     place = source.integer(0, len(keys) - 1)
     wrong = source.one_of([replace(keys[place], made_by_hand=True)] * 2 + [STRANGER])

@@ -126,6 +126,17 @@ def publishing_nothing_raises(
         raise IndexError("list index out of range")
 
 
+@seeded(FORESEEN, "R2", "pool", by="PagePool.cache_full_pages")
+def keys_told_by_their_tokens(
+    fast: ModuleType, self: Any, request: Any, pages: Any, page_hashes: Any, *more: Any
+) -> None:
+    """Keys that come as the function gave them are told by their tokens: those of another tenant's are taken."""
+    if isinstance(page_hashes, fast.pool.hashing.PageHashes):
+        tokens = fast.pool.hashing.token_bytes("request.all_token_ids", request.all_token_ids)
+        page_hashes = [] if tokens.startswith(page_hashes.tokens) else page_hashes
+    fast.PagePool.cache_full_pages(self, request, pages, page_hashes, *more)
+
+
 @seeded(24, "MAN-4", "manager", also=("R2", "MAN-1", "MAN-5"), by="CacheManager.free")
 def unwritten_pages_stay_cached(fast: ModuleType, self: Any, request: Any, num_written: Any = None) -> Any:
     """A request that goes before its step was dispatched leaves its pages cached, written or not.

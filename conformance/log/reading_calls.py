@@ -10,7 +10,7 @@ import kvproof.spec
 
 from ..backends.levels import Level
 from ..backends.loading import Backend
-from ..calls.datum import LEFT_OUT, Call, Key, Prompt, Ref, written
+from ..calls.datum import LEFT_OUT, Call, Hashed, Key, Prompt, Ref, written
 from ..calls.interfaces import BUILDS
 from ..report.redaction import Redaction
 from ..trying.script import Entry, Rows, entry_of
@@ -103,6 +103,8 @@ def entries_of(calls: Sequence[Call], show_tokens: bool) -> list[Entry]:
             return f"Request({value.request_id!r}, {len(value.tokens)} tokens{keys})"
         if isinstance(value, Key) and not show_tokens:
             return f"<key of page {value.place} of {value.prompt.request_id!r}>"
+        if isinstance(value, Hashed) and not show_tokens:
+            return f"<keys of {value.prompt.request_id!r}>"
         return written(value)
 
     rows, entries = Rows(), []

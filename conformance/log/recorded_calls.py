@@ -119,7 +119,7 @@ def _hits(value: Any) -> str:
 
 
 def _keys(value: Any) -> str:
-    return encode({"keys": len(value)}) if isinstance(value, list | tuple) else plain_text(value)
+    return encode({"keys": len(value)}) if is_listed(value) else plain_text(value)
 
 
 def _tables(value: Any) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from ..backends.levels import Level
 from ..backends.loading import Backend
 from ..backends.raising import Interrupted
-from ..calls.datum import Call, Key, Prompt, Ref, mended, refs, simpler, smaller, written
+from ..calls.datum import Call, Hashed, Key, Prompt, Ref, mended, refs, simpler, smaller, written
 from ..calls.method import Method
 from ..calls.simplest import simplest
 from ..report.redaction import Redaction
@@ -332,7 +332,7 @@ def _small_tokens(calls: Sequence[Call]) -> tuple[Call, ...]:
     def small(value: Any) -> Any:
         if isinstance(value, Prompt):
             return replace(value, tokens=tuple(numbers.setdefault(token, len(numbers)) for token in value.tokens))
-        if isinstance(value, Key):
+        if isinstance(value, Key | Hashed):
             return replace(value, prompt=small(value.prompt))
         return [small(entry) for entry in value] if type(value) is list else value
 

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 from hypothesis import strategies as st
 
-from kvproof.spec.declarations import CacheSalt, ExtraKey, HashFunction, Request
+from kvproof.spec.declarations import CacheSalt, ExtraKey, HashFunction, MultimodalItem, Request
 from kvproof.spec.pool.hashing import PageHash, hash_request_tokens
 
 from ..backends.capabilities import ESSENTIALS
-from ..calls.datum import Call, GoneError, Key, Prompt, Ref, resolve
+from ..calls.datum import Call, GoneError, Hashed, Key, Prompt, Ref, resolve
 from ..calls.method import Table
 from ..calls.pool import POOL, Views
 from ..calls.queue import PAGE, QUEUE
@@ -75,6 +75,7 @@ class PoolMachine(Calling):
     )
 
     extra_keys: ClassVar[tuple[tuple[ExtraKey, ...], ...]] = ((),) * (7 * len(EXTRA_KEYS)) + EXTRA_KEYS
+    hash_seed = b"kvproof"
     pooled = True
     seeded = False
     unhashed_first = False
@@ -84,7 +85,9 @@ class PoolMachine(Calling):
 
     def build_pool(self, num_pages: int, caching: bool, **wanted: Any) -> None:
         """Builds both pools, with those options that the backend's constructor knows."""
-        options = pool_options((self.spec.names, self.backend.names), "PagePool", {"hash_seed": b"kvproof", **wanted})
+        options = pool_options(
+            (self.spec.names, self.backend.names), "PagePool", {"hash_seed": self.hash_seed, **wanted}
+        )
         self.named: dict[int, Ref] = {}
         self.lists: dict[int, list[int]] = {}
         self.sequences: list[tuple[int, ...]] = []
@@ -202,9 +205,34 @@ class PoolMachine(Calling):
         known = self.seeded or all(self._spec_key(key) in self.backend.keys for key in keys)
         return keys if known else []
 
+    def keys_at_once(self, prompt: Prompt, page_size: int) -> Hashed | None:
+        """All keys of a request as the function that makes keys gives them; None if the pool's may be others."""
+        asked = ("hash_request_tokens", "init_none_hash", "sha256")
+        names = self.backend.names
+        gives = all(map(names.offers, asked)) and names.accepts("hash_request_tokens", "none_hash")
+        return Hashed(prompt, page_size, self.hash_seed) if self.seeded and gives else None
+
+    def keys_of_others(self, prompt: Prompt, page_size: int, num_pages: int) -> list[Hashed]:
+        """The same of requests that are unlike this one in the first or the last of some pages.
+
+        With other tokens there, with an item more that lies there, or with other extra keys.
+        """
+        ends = sorted({0, (max(num_pages, 1) - 1) * page_size})
+        items = [MultimodalItem(b"another", place, 1) for place in ends]
+        tokens = [(*prompt.tokens[:place], 1 - prompt.tokens[place], *prompt.tokens[place + 1 :]) for place in ends]
+        others = [replace(prompt, extra_keys=(*prompt.extra_keys, item)) for item in items]
+        others += [replace(prompt, extra_keys=keys) for keys in EXTRA_KEYS]
+        others += [replace(prompt, tokens=other) for other in tokens] * 2
+        own = self._chain_of(prompt, page_size)[:num_pages]
+        found = [other for other in others if self._chain_of(other, page_size)[:num_pages] != own]
+        return [Hashed(other, page_size, self.hash_seed) for other in found]
+
+    def _chain_of(self, prompt: Prompt, page_size: int) -> tuple[PageHash, ...]:
+        pool = self.spec.pool
+        return _chain(pool.hash_function, pool.none_hash, prompt.tokens, prompt.extra_keys, page_size)
+
     def _spec_key(self, key: Key) -> PageHash:
-        pool, prompt = self.spec.pool, key.prompt
-        keys = _chain(pool.hash_function, pool.none_hash, prompt.tokens, prompt.extra_keys, key.page_size)
+        keys = self._chain_of(key.prompt, key.page_size)
         if not key.place < len(keys):
             raise GoneError(str(key))
         found = keys[key.place]

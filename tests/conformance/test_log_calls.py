@@ -61,7 +61,8 @@ def test_keys_pages_and_rewritten_requests_are_named_by_what_gave_them(tmp_path:
     with manager:
         request = Request("a", [1, 2, 3, 4])
         pages = pool.get_new_pages(2)
-        pool.cache_full_pages(request, pages, [], 0, 2, 2, kv_cache_group_id=0)
+        keys = kvproof.fast.hash_request_tokens(kvproof.fast.sha256, 2, request, none_hash=pool.none_hash)
+        pool.cache_full_pages(request, pages, keys, 0, 2, 2, kv_cache_group_id=0)
         assert pool.get_cached_page(pages[1].page_hash.page_hash, [0]) is not None
         assert pool.get_cached_page(kvproof.fast.PageHash(b"none", (), None), [0]) is None
         pool.touch([pages, [pool.null_page]])

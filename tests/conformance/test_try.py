@@ -15,7 +15,7 @@ import kvproof.fast
 import kvproof.spec
 from kvproof.conformance import load_backend
 from kvproof.conformance.calls.arrays import ATTENTION
-from kvproof.conformance.calls.datum import Call, Key, Minus, Pages, Prompt, Ref, Saying, Slot, Spelled
+from kvproof.conformance.calls.datum import Call, Hashed, Key, Minus, Pages, Prompt, Ref, Saying, Slot, Spelled
 from kvproof.conformance.calls.documents import calls_from_json, calls_to_json, parsed_ref, value_to_json
 from kvproof.conformance.calls.interfaces import BUILDS, FUNCTIONS, TABLES_BY_OWNER
 from kvproof.conformance.calls.spelling import Spelling
@@ -45,7 +45,13 @@ VALUES: tuple[Any, ...] = (
     ),
     *(Saying(Ref("a"), (("num_computed_tokens", 4), ("extra_keys", ()))), Slot(Ref("manager"), "a")),
     *(Pages(((Ref(3, (0, ".pages", 1, ":2")),), [Ref("pages", (0,))])), Prompt((1,), logprobs=1)),
-    *(Spelled(Spelling.COLUMN64, (1, Ref(2))), PROMPT, Key(PROMPT, 2, 0), Key(PROMPT, 2, 0, True, 1)),
+    *(
+        Spelled(Spelling.COLUMN64, (1, Ref(2))),
+        PROMPT,
+        Key(PROMPT, 2, 0),
+        Key(PROMPT, 2, 0, True, 1),
+        Hashed(PROMPT, 2, b"s"),
+    ),
     *(np.int64(3), np.float32(0.5), np.bool_(True), np.array([[1, 2]], np.int32), np.zeros((0, 3), np.float32)),
     kvproof.spec.EngineRequestStatus.RUNNING,
     kvproof.spec.CacheGroupSpec(kvproof.spec.FullAttentionSpec(2, 1, 8, "float32"), ("layer",)),
