@@ -45,7 +45,7 @@ def protection_outlives_the_hash(fast: ModuleType, self: Any, pages: Any) -> Non
     self._uses[pages] = before
 
 
-@seeded(FORESEEN, "EVICT-1", "snapshots", also=("MAN-14", "MAN-5", "MAN-8", "POOL-3"), by="policy._evicted_few")
+@seeded(FORESEEN, "EVICT-1", "snapshots", also=("MAN-14",), by="policy._evicted_few")
 def pages_taken_alone_leave_no_ghosts(_: ModuleType, self: Any, pages: Sequence[int]) -> None:
     """Only what is evicted many pages at a time is known again when it is published next."""
     for page in pages:
@@ -54,7 +54,7 @@ def pages_taken_alone_leave_no_ghosts(_: ModuleType, self: Any, pages: Sequence[
             self.clock += 1
 
 
-@seeded(FORESEEN, "EVICT-1", "snapshots", also=("MAN-14", "MAN-5", "MAN-8", "POOL-3"), by="coordinator.retention.told")
+@seeded(FORESEEN, "EVICT-1", "snapshots", also=("MAN-14",), by="coordinator.retention.told")
 def groups_are_learned_of_in_turn(
     fast: ModuleType, self: Any, slot: int, held: Any, ending: Any
 ) -> tuple[Any, Any, None]:

@@ -65,7 +65,7 @@ class ManagerMachine(ManagerBlame, Calling):
     first: tuple[int, ...] = ()
     always = frozenset(
         {"R1", "R2", "POOL-1", "POOL-2", "POOL-3", "POOL-5", "POOL-7", "POOL-8", "POOL-10", "HASH-1", "HASH-2"}
-        | {"HASH-3", "EVICT-1", "MAN-1", "MAN-2", "MAN-6", "MAN-14", "RET-2"}
+        | {"HASH-3", "EVICT-1", "MAN-1", "MAN-2", "MAN-6", "MAN-12", "MAN-14", "RET-1", "RET-2", "RET-3"}
     )
 
     def build_managers(self, world: World) -> None:
@@ -140,10 +140,16 @@ class ManagerMachine(ManagerBlame, Calling):
         """What the managers show."""
         weakly = self.options.get("hash_function") is weak
         lacks = frozenset(filter(self.lacks, ("queue", "keys")))
-        fields = [
-            replace(shows, blame=self.blame_published, also=self.of_states) if shows.name in HASHES else shows
-            for shows in pool_fields("hash_seed" in self.options, weakly, lacks, order_clause(self.options))
-        ]
+        order = order_clause(self.options)
+        fields = list(pool_fields("hash_seed" in self.options, weakly, lacks, order))
+        for place, shows in enumerate(fields):
+            if shows.name in HASHES:
+                also = (*self.of_states, *self.of_parts, *self.amid)
+                fields[place] = replace(shows, blame=self.blame_published, also=also)
+            elif shows.name == "ref_cnt":
+                fields[place] = replace(shows, blame=self.blame_counts, also=(*self.amid, *self.of_states))
+            elif shows.name == "free pages":
+                fields[place] = replace(shows, blame=self.blame_order, also=(order, *self.amid, *self.of_parts))
         also = ("MAN-2", *self.of_states, *self.own("MAN-8"))
         usage = Field.of("usage of the manager", aside=True)
         return [
@@ -202,7 +208,9 @@ class ManagerMachine(ManagerBlame, Calling):
         table, row = self.row_of_call(call)
         if table is REQUEST:
             return self.change(call, row)
-        name = self.name_in(call)
+        name, hits = self.name_in(call), call.arguments.get("num_new_computed_tokens")
+        self.withdraws = "num_written" in call.arguments
+        self.whole = not isinstance(hits, int | np.integer) or not self.amid or hits % self.unit == 0
         self.was = Before(
             self.held(name) if row.name in ("free", "swap_out") and name else [], self.released_by(name, call)
         )

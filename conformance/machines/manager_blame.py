@@ -12,6 +12,7 @@ from kvproof.spec.declarations import ExtraKey, Request
 from ..calls.deviation import attempt
 from .base import Both, Machine
 from .ghost import Content, Ghost
+from .pool_state import order_clause
 from .worlds import World
 
 __all__ = ["Case", "ManagerBlame"]
@@ -71,9 +72,13 @@ class ManagerBlame(Machine):
         cases: the requests by id.
         ghost: what the pages hold.
         labels: beside the clauses of one full-attention group those that the groups of the machine are about.
+        withdraws: whether the last call said how much of a request's pages was written (MAN-4).
+        whole: whether the last call was given no hit that ends amid a page (MAN-17).
     """
 
     labels: ClassVar[frozenset[str]] = frozenset()
+    withdraws = False
+    whole = True
     world: World
     options: dict[str, Any]
     cases: dict[str, Case]
@@ -101,6 +106,11 @@ class ManagerBlame(Machine):
     def of_states(self) -> tuple[str, ...]:
         """The clause about states, if there are any."""
         return ("MAN-13",) if self.world.has_states else ()
+
+    @property
+    def of_parts(self) -> tuple[str, ...]:
+        """The clauses about pages that only some hits need, if there are any: which are kept, and where they go."""
+        return ("RET-1", "RET-3") if self.world.caching and self.world.gives_back else ()
 
     def own(self, *labels: str) -> tuple[str, ...]:
         """Those of some labels that the machine's groups are about."""
@@ -175,7 +185,7 @@ class ManagerBlame(Machine):
     def blame_allocation(self, name: str, expected: Any, observed: Any, released: tuple[str, ...]) -> str:
         """The clause of wrong new pages: of what was given back just before, if anything was, or of states."""
         if expected is None or observed is None:
-            return self.blame_room(name)
+            return self.blame_room(name) if self.whole else "MAN-17"
         wrong = [
             group for group, own, other in zip(self.world.groups, expected, observed, strict=False) if own != other
         ]
@@ -219,7 +229,7 @@ class ManagerBlame(Machine):
         """The clause of wrongly cached pages.
 
         A page may be cached twice (POOL-8); the right pages may be cached under wrong keys; or states alone may be
-        wrong. Else the call is to blame.
+        wrong, or pages that were cached and are let go (RET-1), or not full (MAN-17). Else the call is to blame.
         """
         seen = _flat(observed)
         if len(seen) > len(set(seen)):
@@ -234,7 +244,65 @@ class ManagerBlame(Machine):
             for page in held
             if group.keeps_states
         }
-        return "MAN-13" if wrong and wrong <= states else ""
+        if wrong <= states:
+            return "MAN-13"
+        gone, known = self.let_go(), {*_flat(self._before.get("hashed pages", []))}
+        if self.amid and wrong <= {*gone} - known:
+            return "MAN-17"  # a page that is published as it is let go is one that is not full
+        parts = {page for page, group in gone.items() if self.world.groups[group].gives_back}
+        return "RET-1" if self.of_parts and not self.withdraws and wrong <= parts & known else ""
+
+    def let_go(self) -> dict[int, int]:
+        """The pages that requests held before the last call and nobody holds after it, each with its group."""
+        counts: Any = self._after["ref_cnt"]
+        requests: Any = self._before.get("pages of requests", {})
+        return {
+            page: group
+            for lists in requests.values()
+            for group, held in enumerate(lists)
+            for page in held
+            if page and not counts[page]
+        }
+
+    def blame_counts(self, expected: Any, observed: Any) -> str:
+        """The clause of wrong reference counts: of pages in no request's list, which copies are made from.
+
+        That is of hits that end amid a page, or of states; else the call is to blame.
+        """
+        if not isinstance(observed, dict):
+            return ""
+        states: list[Any] = [self._before.get("pages of requests", {}), self._after["pages of requests"]]
+        held = {page for requests in states for lists in requests.values() for pages in lists for page in pages}
+        wrong = {page for page in expected if expected[page] != observed.get(page)}
+        return "" if not wrong or wrong & held else (*self.amid, *self.of_states, "")[0]
+
+    def blame_order(self, expected: Any, observed: Any) -> str:
+        """The clause of free pages in a wrong order: a policy's, or that of pages which only some hits need.
+
+        Where the pages of some group are let go head first, or others are free, the call is to blame; two pages of
+        which only some hits need one may have changed places as well for their class (RET-3). Where the pages of
+        requests are in order, and those that the tokens of hits amid a page are copied from are not, it is MAN-17.
+        """
+        gone = self.let_go()
+        if not isinstance(observed, list) or {*expected} != {*observed}:
+            return ""
+        for group in {*gone.values()}:
+            right, seen = ([page for page in order if gone.get(page) == group] for order in (expected, observed))
+            by_class = bool(self.of_parts) and self.world.groups[group].gives_back
+            if right != seen and right == seen[::-1] and (len(right) > 2 or not by_class):
+                return ""
+        before: Any = self._before.get("ref_cnt", {})
+        right, seen = ([page for page in order if page in gone] for order in (expected, observed))
+        if self.amid and right == seen and any(before.get(page) for page in {*expected} - {*gone}):
+            return "MAN-17"
+        policy = order_clause(self.options) == "EVICT-1"
+        if not self.of_parts or not any(self.world.groups[group].gives_back for group in gone.values()):
+            return "EVICT-1" if policy else ""
+        hashed = next(shows.read for shows in self.fields if shows.name == "hashed pages")
+        kept, seen = (attempt(functools.partial(hashed, side)).value for side in (self.spec, self.backend))
+        if kept != seen:
+            return self.blame_published(kept, seen)
+        return "EVICT-1" if policy else "RET-3"
 
     def blame_keys(self) -> str:
         """The clause of pages that are cached under wrong keys; "" if keys are right, or not shown."""

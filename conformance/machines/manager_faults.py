@@ -20,6 +20,7 @@ from .calling import left_out
 from .draws import NO_INTS, Drawing
 from .manager_admission import Admission
 from .manager_base import MANAGER_REF
+from .manager_blame import Case
 from .properties import step
 from .worlds import Declared, Group
 
@@ -199,6 +200,31 @@ class ManagerFaults(Admission):
             page = {"page": data.one_of(self.page_numbers()), "null": 0}.get(fault)
             pages[group][place] = StrangePage() if page is None else page
         self.hit_with(name, pages, length)
+
+    def hit_siblings(self, name: str) -> None:
+        """A request asks for slots behind what it hits, of which the last page is of a prompt that differs there."""
+        case = self.cases[name]
+        if case.request.num_computed_tokens or not self.caching:
+            return
+        found = self.look_up(name)
+        if found.refused or not found.spec[1]:
+            return
+        pages, length = [list(held) for held in found.spec[0].get_page_ids()], found.spec[1]
+        for group, held in enumerate(pages):
+            for page in self.siblings(case, group, len(held) - 1)[:1] if held else ():
+                self.hit_with(name, [*pages[:group], [*held[:-1], page], *pages[group + 1 :]], length)
+
+    def siblings(self, case: Case, group: int, place: int) -> list[int]:
+        """The cached pages of other prompts that are like a request's up to a place, and differ there."""
+        size = self.world.groups[group].page_size
+        before, end = case.tokens[: place * size], (place + 1) * size
+        contents = {page: content for page in self.cached_pages() if (content := self.ghost.contents.get(page))}
+        return [
+            page
+            for page, content in contents.items()
+            if content.group == group and len(content.tokens) == end and list(content.tokens)[: len(before)] == before
+            if content != self.ghost.full(group, place, case.tokens, case.request.extra_keys)
+        ]
 
     def hit_with(self, name: str, pages: list[list[Any]], length: int) -> None:
         """A request asks for a slot behind pages that are handed over as its hits, some of them by their ids."""

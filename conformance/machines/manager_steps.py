@@ -25,11 +25,13 @@ class ManagerSteps(ManagerFaults):
     def wind_up(self) -> None:
         """See `Machine.wind_up`: all requests go, in every other sequence before their tokens were written.
 
-        Then every prefix is forgotten.
+        Those that come again are handed pages of other prompts. Then every prefix is forgotten.
         """
         written = 0 if self.session.examples % 2 and self.free_takes_written() else None
         for name in self.names_of(live=True):
             self.free_request(name, written)
+        for name in self.names_of(live=False):
+            self.hit_siblings(name)
         self.reset()
 
     # -- Requests come ------------------------------------------------------------------------------------

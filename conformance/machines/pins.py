@@ -61,12 +61,12 @@ class Pins(GroupSteps):
     def state_fields(self) -> list[Field]:
         """See `ManagerMachine.state_fields`: free pages that are not in the order of their priorities are PIN-2's."""
 
-        def blame(_: Any, observed: list[int]) -> str:
+        def blame(expected: list[int], observed: list[int]) -> str:
             priorities = [self.spec.pool.get_priority(page) for page in observed]
-            return "" if priorities == sorted(priorities) else "PIN-2"
+            return self.blame_order(expected, observed) if priorities == sorted(priorities) else "PIN-2"
 
         return [
-            replace(shows, blame=blame, also=("PIN-2",)) if shows.name == "free pages" else shows
+            replace(shows, blame=blame, also=(*shows.also, "PIN-2")) if shows.name == "free pages" else shows
             for shows in super().state_fields()
         ]
 

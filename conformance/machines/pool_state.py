@@ -119,6 +119,7 @@ _OF_PART: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("pins", "next_pin_id"), ("PIN-1",)),
     **dict.fromkeys(("known", "given_back", "counters", "events", "clock", "stored_at", "freed_at"), ("MAN-12",)),
     "eviction": ("EVICT-1",),
+    "retention": ("RET-3",),
     "requests": ("MAN-2",),
     "copies": ("MAN-17", "MAN-13"),
     "next_swap_id": ("SWAP-1",),
@@ -147,6 +148,9 @@ def whole_fields(machine: Machine) -> tuple[Field, ...]:
         if not isinstance(expected, dict) or not isinstance(observed, dict):
             return "MAN-14"
         wrong = [name for name in expected if expected[name] != observed.get(name)]
+        points = [shot["retention"]["points"] for shot in (expected, observed) if shot.get("retention")]
+        if "retention" in wrong and len(points) == 2 and points[0] != points[1] and "RET-2" in always:
+            return "RET-2"  # a live request's resume points, its junction among them
         return next((label for name in wrong for label in _OF_PART.get(name, ()) if label in always), "MAN-14")
 
     labels = {label for of_part in _OF_PART.values() for label in of_part if label in always}

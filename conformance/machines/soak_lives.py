@@ -443,11 +443,9 @@ class Life:
         acts: list[tuple[str, tuple[Any, ...]]] = [("fence", (flight,)) for flight in soak.flying()[:2]]
         if soak.exports():
             acts += [("export_prefix", (self._some(list(soak.cases)),))] if soak.cases else []
-            acts += (
-                [("import_prefix", (chance.integer(0, len(soak.carried) - 1), chance.integer(0, 3)))] * 2
-                if soak.carried
-                else []
-            )
+            if soak.carried:
+                numbers = (len(soak.carried) - 1, 3, 3)
+                acts += [("import_prefix", tuple(chance.integer(0, most) for most in numbers))] * 2
         if soak.waiting():
             acts.append(("receive", (self._some(soak.waiting()), chance.size(self.world.max_model_len))))
         if acts:

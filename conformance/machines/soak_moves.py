@@ -125,7 +125,7 @@ class SoakMoves(SoakBase):
         return self.call(line, act, "SWAP-2", self.of_file)
 
     @operation
-    def import_prefix(self, place: int, dropped: int) -> None:
+    def import_prefix(self, place: int, dropped: int, rest: int) -> None:
         """Imports one of the last exported prefixes, of which the last pages may not be cached any more (SWAP-2).
 
         For a request whose first token is another it is refused.
@@ -133,10 +133,13 @@ class SoakMoves(SoakBase):
         Args:
             place: which one.
             dropped: how many of its pages that are cached lose their hashes first, the last ones of the first group.
+            rest: the most tokens that the request has behind the prefix.
         """
         if place >= len(self.carried) or not self.exports():
             raise Nothing
-        request = self.carried[place]
+        whole = self.carried[place]
+        count = self.spec.names.get("ExportedPrefix").from_bytes(self.spec.exported[place]).header["num_tokens"] + rest
+        request = Request("carried", whole.all_token_ids[:count], whole.extra_keys)
         if dropped and self.offers("pool", "evict_pages"):
             self._drop_last(request, dropped)
 

@@ -133,11 +133,17 @@ class SwapSteps(GroupSteps):
         """See `ManagerSteps.wind_up`: copies end first; while a request is in host memory nothing is forgotten."""
         for number in list(self.flights):
             self.end_copies(number)
+        self.receive_last()
         super().wind_up()
+        for number in list(self.flights):
+            self.end_copies(number)
         if self.away:
             for name in list(self.away):
                 self.free_request(name, None)
             self.reset()
+
+    def receive_last(self) -> None:
+        """What comes from elsewhere before all requests go, if anything does."""
 
     # -- There and back ---------------------------------------------------------------------------
 
@@ -416,6 +422,14 @@ class Swap(SwapSteps, Restoring):
         if self.flights and ends:
             self.end_copies(max(self.flights))
         self.probe()
+
+    def receive_last(self) -> None:
+        """See `SwapSteps.receive_last`: pages of a request like a live one, whose pages it hits; those go meanwhile."""
+        for like in self.names_of(live=True):
+            whole, unused = self.cases[like].given // self.unit * self.unit, self.unused()
+            if whole and unused and self.can_receive():
+                self.bring(unused[0], self.cases[like].tokens, self.cases[like].request.extra_keys)
+                self.receive(unused[0], whole)
 
     def receive(self, name: str, tokens: int) -> None:
         """Plans how pages of a waiting request come from elsewhere."""
