@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .patching import fresh, with_coordinator, with_manager
-from .registry import seeded
+from .registry import FORESEEN, seeded
 
 __all__ = ["cached_pages", "longest", "pages_of", "with_look_up"]
 
@@ -223,3 +223,13 @@ def window_looked_up_past_the_keys(fast: ModuleType) -> SimpleNamespace:
         get_computed_pages=get_computed_pages,
         free_page_hashes=free_page_hashes,
     )
+
+
+@seeded(FORESEEN, "MAN-2", "manager", also=("R2",), by="page_pool.index.holds")
+def a_sibling_passes_for_a_hit(fast: ModuleType, self: Any, *arguments: Any) -> Any:
+    """Of two pages behind one prefix that nothing stands behind, either is taken where the other is a request's hit."""
+    lone, self._lone = self._lone, {}
+    try:
+        return fast.index.prefix_index.PrefixIndex.holds(self, *arguments)
+    finally:
+        self._lone = lone

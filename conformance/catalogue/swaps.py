@@ -157,6 +157,29 @@ def another_prefix_counts_as_no_room(fast: ModuleType, *arguments: Any) -> list[
     return imported
 
 
+@seeded(FORESEEN, "SWAP-2", "soak", by="import_prefix")
+def an_end_is_not_imported(fast: ModuleType, manager: Any, request: Any, *more: Any) -> list[Any] | None:
+    """A file is refused for a request that ends with its prefix, as if a token had to be left to be computed."""
+    if request.num_tokens <= more[-1].header["num_tokens"]:
+        raise ValueError(f"request: of its {request.num_tokens} tokens none is left to be computed")
+    imported: list[Any] | None = fast.import_prefix(manager, request, *more)
+    return imported
+
+
+@seeded(FORESEEN, "MAN-4", "swap", by="coordinator.swapped.withdraw")
+def what_is_received_is_to_be_scheduled_again(fast: ModuleType, self: Any, pages: Any) -> list[str]:
+    """A request whose pages come from elsewhere is named as a holder of what is withdrawn: nobody scheduled it yet."""
+    received = [flight.swapped for flight in self.flights.values() if flight.swapped.is_received]
+    for swapped in received:
+        swapped.is_received = False
+    try:
+        named: list[str] = fast.groups.swapped_requests.SwappedRequests.withdraw(self, pages)
+    finally:
+        for swapped in received:
+            swapped.is_received = True
+    return named
+
+
 @seeded(FORESEEN, "SEC-2", "secrets", by="CacheManager.swap_in")
 def refusal_shows_tokens(fast: ModuleType, self: Any, request: Any) -> Any:
     """The refusal to take back a request that changed in host memory shows its first tokens."""
