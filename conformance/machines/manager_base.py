@@ -65,7 +65,7 @@ class ManagerMachine(ManagerBlame, Calling):
     first: tuple[int, ...] = ()
     always = frozenset(
         {"R1", "R2", "POOL-1", "POOL-2", "POOL-3", "POOL-5", "POOL-7", "POOL-8", "POOL-10", "HASH-1", "HASH-2"}
-        | {"HASH-3", "EVICT-1", "MAN-1", "MAN-2", "MAN-6", "MAN-12", "MAN-14", "RET-1", "RET-2", "RET-3"}
+        | {"HASH-3", "EVICT-1", "MAN-1", "MAN-2", "MAN-6", "MAN-12", "MAN-14", "RET-2", "RET-3"}
     )
 
     def build_managers(self, world: World) -> None:

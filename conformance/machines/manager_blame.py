@@ -109,8 +109,8 @@ class ManagerBlame(Machine):
 
     @property
     def of_parts(self) -> tuple[str, ...]:
-        """The clauses about pages that only some hits need, if there are any: which are kept, and where they go."""
-        return ("RET-1", "RET-3") if self.world.caching and self.world.gives_back else ()
+        """The clause about pages that only some hits need, if there are any: which keep their hash, and where they go."""
+        return ("RET-3",) if self.world.caching and self.world.gives_back else ()
 
     def own(self, *labels: str) -> tuple[str, ...]:
         """Those of some labels that the machine's groups are about."""
@@ -229,7 +229,7 @@ class ManagerBlame(Machine):
         """The clause of wrongly cached pages.
 
         A page may be cached twice (POOL-8); the right pages may be cached under wrong keys; or states alone may be
-        wrong, or pages that were cached and are let go (RET-1), or not full (MAN-17). Else the call is to blame.
+        wrong, or pages that were cached and are let go (RET-3), or not full (MAN-17). Else the call is to blame.
         """
         seen = _flat(observed)
         if len(seen) > len(set(seen)):
@@ -250,7 +250,7 @@ class ManagerBlame(Machine):
         if self.amid and wrong <= {*gone} - known:
             return "MAN-17"  # a page that is published as it is let go is one that is not full
         parts = {page for page, group in gone.items() if self.world.groups[group].gives_back}
-        return "RET-1" if self.of_parts and not self.withdraws and wrong <= parts & known else ""
+        return "RET-3" if self.of_parts and not self.withdraws and wrong <= parts & known else ""
 
     def let_go(self) -> dict[int, int]:
         """The pages that requests held before the last call and nobody holds after it, each with its group."""
