@@ -109,7 +109,7 @@ class ManagerBlame(Machine):
 
     @property
     def of_parts(self) -> tuple[str, ...]:
-        """The clause about pages that only some hits need, if there are any: which keep their hash, and where they go."""
+        """The clause about pages that only some hits need, if there are any: which keep their hash, where they go."""
         return ("RET-3",) if self.world.caching and self.world.gives_back else ()
 
     def own(self, *labels: str) -> tuple[str, ...]:
