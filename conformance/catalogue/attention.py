@@ -90,6 +90,12 @@ def window_starts_at_block_0(fast: ModuleType) -> SimpleNamespace:
     return with_words(fast, "xla.flash:_tile", "low[:, None] + ahead", "ahead")
 
 
+@seeded(FORESEEN, "ATT-1", "limits", setups=("long columns",))
+def columns_one_page_short(fast: ModuleType) -> SimpleNamespace:
+    """Where slots are columns, keys are read by whole pages, one too few of them where they begin within a page."""
+    return with_words(fast, "xla.attention:_column_reader", "-(-block // page_size) + 1", "-(-block // page_size)")
+
+
 # -- What is dead ---------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .device_patching import with_words
 from .patching import backend_with, derived
 from .registry import FORESEEN, seeded
 
@@ -172,3 +173,9 @@ def padding_puts_page_0_back(
         written = np.array(written)
         written[0] = np.asarray(kv_pages)[0]
     return out, written
+
+
+@seeded(FORESEEN, "CACHE-3", "attention", also=("ATT-5",), setups=("plain",))
+def positions_below_0_are_written(fast: ModuleType) -> SimpleNamespace:
+    """Of a sequence that has fewer tokens than queries all are written: those before the first from the row's end."""
+    return with_words(fast, "attention:slots_of_tokens", "    owned &= position >= 0\n", "")

@@ -430,7 +430,9 @@ class Attention(RaggedMachine):
         )
         out, pages = both.backend
         keys, values = (part[: batch.tokens].astype(np.float32) for part in tokens)
-        self.hold_update(before, pages, batch.written().tolist(), keys, values)
+        slots = batch.written()
+        held = slots >= 0
+        self.hold_update(before, pages, slots[held].tolist(), keys[held], values[held])
         # The backend may have rounded a stored number the other way: what counts is what it stored (ATT-6).
         stored = self.layout.given_to(self.spec.names, _of_numpy(pages))
         right = self.attended(self.spec, batch, [queries, stored, *rest])
@@ -447,6 +449,7 @@ class Limits(RaggedMachine):
     needs = ("ragged_paged_attention",)
     examples, num_steps = 15, 10
     known = LIMITS
+    few = 5
 
 
 class Latents(RaggedMachine):

@@ -168,9 +168,16 @@ LIMITS = {
         num_tokens=96,
         prompts=(31, 33, 64, 70),
     ),
+    "long columns": Setup(
+        Layout("seq_on_lane", heads=1, page_size=16, num_pages=48),
+        row=20,
+        num_seqs=2,
+        options={"window": 201},
+    ),
 }
 """Many query heads of an odd size, long rows, positions past 32767, page ids past 65535; contexts of which no mask
-leaves out anything, and prompts, that are longer than what kernels take at a time."""
+leaves out anything, and prompts, that are longer than what kernels take at a time; windows over columns that are so,
+too, and begin within a page."""
 
 LATENT = {
     "latent": Setup(
@@ -367,21 +374,26 @@ class Batch:
         return queries, keys, values
 
     def written(self) -> Array:
-        """The slot of each query token."""
+        """The slot of each query token, `[tokens]`; -1 where its position is negative: it is not written."""
         size = self.kind.layout.page_size
-        places = [np.arange(kv - q, kv) for q, kv in zip(self.q_lens, self.kv_lens, strict=True)]
-        slots = [
-            np.array(held, np.int64)[at // size] * size + at % size for held, at in zip(self.pages, places, strict=True)
-        ]
-        return np.concatenate([np.zeros(0, np.int64), *slots])
+        slots = [np.zeros(0, np.int64)]
+        for q_len, kv_len, held in zip(self.q_lens, self.kv_lens, self.pages, strict=True):
+            at = np.arange(max(kv_len - q_len, 0), kv_len)
+            slots += [np.full(max(q_len - kv_len, 0), -1), np.array(held, np.int64)[at // size] * size + at % size]
+        return np.concatenate(slots)
 
     def new_tokens(self) -> tuple[Array, Array]:
-        """The keys and values of the query tokens, `[num_tokens, H, D]`; NaN past the last sequence."""
-        order = np.searchsorted(self.live_slots(), self.written())
+        """The keys and values of the query tokens, `[num_tokens, H, D]`; NaN past the last sequence.
+
+        Those that are not written are 1, not NaN: a slot that nobody reads holds NaN, and would not be seen to change.
+        """
+        slots = self.written()
+        order = np.searchsorted(self.live_slots(), slots[slots >= 0])
         made = []
         for numbers in self.numbers()[1:]:
             padded = poisoned((self.kind.num_tokens, *numbers.shape[1:]), "float32")
-            padded[: self.tokens] = numbers[order]
+            padded[: self.tokens] = 1
+            padded[: self.tokens][slots >= 0] = numbers[order]
             made.append(padded.astype(self.kind.queries))
         return made[0], made[1]
 
@@ -468,7 +480,7 @@ def draw_batch(data: Drawing, name: str, writes: bool = False) -> Batch:
         data: where it is drawn from.
         name: the setup's.
         writes: whether the query tokens are written in the same call: then a sequence shares pages only with
-            sequences that write in them what it reads, and none stands at a negative position.
+            sequences that write in them what it reads.
     """
     setup = SETUPS[name]
     count = data.draw(st.integers(1, setup.num_seqs)) if not data.rarely() else 0
@@ -510,7 +522,7 @@ def _draw_length(data: Drawing, setup: Setup, q_len: int, writes: bool) -> int:
     More often than not they are more than a window or a chunk lets through.
     """
     size = setup.layout.page_size
-    if q_len and not writes and data.rarely():
+    if q_len and data.rarely():
         return data.draw(st.integers(0, q_len - 1))
     if writes and q_len and data.one_of([False, False, True]):
         return min(q_len, setup.most_keys)  # a prompt that begins
