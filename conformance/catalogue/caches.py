@@ -175,7 +175,7 @@ def padding_puts_page_0_back(
     return out, written
 
 
-@seeded(FORESEEN, "CACHE-3", "attention", also=("ATT-5",), setups=("plain",))
+@seeded(FORESEEN, "CACHE-3", "attention", also=("ATT-5", "CACHE-2"), setups=("plain",))
 def positions_below_0_are_written(fast: ModuleType) -> SimpleNamespace:
     """Of a sequence that has fewer tokens than queries all are written: those before the first from the row's end."""
     return with_words(fast, "attention:slots_of_tokens", "    owned &= position >= 0\n", "")

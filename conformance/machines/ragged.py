@@ -522,10 +522,10 @@ def _draw_length(data: Drawing, setup: Setup, q_len: int, writes: bool) -> int:
     More often than not they are more than a window or a chunk lets through.
     """
     size = setup.layout.page_size
-    if q_len and data.rarely():
+    if q_len and (data.one_of([False, False, True]) if writes else data.rarely()):
+        if writes and not data.rarely():
+            return min(q_len, setup.most_keys)  # a prompt that begins
         return data.draw(st.integers(0, q_len - 1))
-    if writes and q_len and data.one_of([False, False, True]):
-        return min(q_len, setup.most_keys)  # a prompt that begins
     if setup.tall and data.one_of([True, False]):
         length = data.draw(st.sampled_from([32767, 32768, 32769, 40000, setup.most_keys]))
     else:
