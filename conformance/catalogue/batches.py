@@ -159,3 +159,21 @@ def rows_of_a_larger_table(
     if isinstance(tables, fast.MultiGroupPageTable):
         live.last_rows = live.last_rows._replace(size=0)
     return fast.CacheManager.allocate_slots_batch(self, *args, tables=tables, rows=rows, **options)
+
+
+@seeded(FORESEEN, "MAN-12", "batch", by="CacheManager.allocate_slots_batch")
+def a_batch_frees_at_its_begin(fast: ModuleType, self: Any, *args: Any, **options: Any) -> Any:
+    """What a batched step lets go of counts as free since the step began: its earlier requests took pages meanwhile."""
+    coordinator, log = self.coordinator, self.page_pool.log
+    begin, give_back = log.clock, coordinator.remove_skipped_pages
+
+    def remove_skipped_pages(slot: int, num_computed_tokens: int) -> None:
+        now, log.clock = log.clock, begin
+        give_back(slot, num_computed_tokens)
+        log.clock = now
+
+    coordinator.remove_skipped_pages = remove_skipped_pages
+    try:
+        return fast.CacheManager.allocate_slots_batch(self, *args, **options)
+    finally:
+        del coordinator.remove_skipped_pages

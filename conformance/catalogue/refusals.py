@@ -67,3 +67,11 @@ def page_ids_of_64_bits_wrap_round(
         return [(page + 2**31) % 2**32 - 2**31 for page in ids]
 
     return fast.RaggedPagesCache.copy_pages(self, cut(sources), cut(destinations), num_slots)
+
+
+@seeded(FORESEEN, "PIN-1", "pins", by="page_pool.counts.require_cacheable")
+def withdrawn_pages_are_cached_anew(
+    fast: ModuleType, self: Any, pages: Any, is_cached: Any, pins: Any, are_distinct: bool
+) -> None:
+    """A page that is pinned for content which was withdrawn is cached under other content: the pin now holds that."""
+    fast.pool.ref_counts.RefCounts.require_cacheable(self, pages, is_cached, np.zeros_like(pins), are_distinct)

@@ -32,6 +32,9 @@ TABLE_REF = Ref("table")
 _MANY_PAGES = 16
 """Lists that can be longer than this are long ones."""
 
+_MOST_PAGES = 4
+"""How many pages requests go on by, one step after another."""
+
 _FEW_PAGES = 3
 """A request can have as many pages as that of the largest group, or more."""
 
@@ -226,8 +229,11 @@ class BatchSteps(GroupSteps):
 
 
 _TELLING = {"enable_events": True, "counter_sampling": 1}
+_KEEPING_ALL: dict[str, Any] = {"retention_interval": None, "counter_sampling": 1}
+"""All that is let go is kept: a step may then let go of the pages of all its requests at once, but at their times."""
+
 _OPTIONS: tuple[dict[str, Any], ...] = (
-    *({}, {}, {"unhashed_first": True}, _TELLING),
+    *({}, _KEEPING_ALL, _KEEPING_ALL | {"unhashed_first": True}, _KEEPING_ALL | _TELLING),
     {"eviction": "adaptive"},
 )
 
@@ -236,7 +242,7 @@ _MIXED = worlds(MIXED, counts=(1, 2, 3), room=(1, 3), ample=True, eagle=True, op
 _USUAL = worlds(("full",), counts=(1, 1, 1, 2), room=(2, 4), ample=True, options=({}, {}, _TELLING))
 """What most engines have, and backends therefore have a path of its own for: full attention, no keys asked for."""
 
-_LONG = worlds(("full", "window"), room=(3, 3), options=({}, {}, {}, _TELLING), lists=(30, 48))
+_LONG = worlds(("full", "window"), room=(3, 3), options=({}, {}, _KEEPING_ALL, _KEEPING_ALL | _TELLING), lists=(30, 48))
 """Lists of dozens of pages, which outgrow the room that a backend gives each of them, several in one step."""
 
 
@@ -298,7 +304,8 @@ class Batch(BatchSteps):
     Attributes:
         last_slots: each request's slot when it was last given slots for tokens, by the request's place among `IDS`;
             both sides have it.
-        seldom: whether nothing is read of what is cached but what look-ups find; never in worlds with options.
+        seldom: whether nothing is read of what is cached but what look-ups find; never in worlds with options
+            that say how pages are kept or told of.
     """
 
     name = "batch"
@@ -315,7 +322,7 @@ class Batch(BatchSteps):
     def construct(self, world: World, seldom: bool) -> None:
         """A manager of one to three groups, and tables of them."""
         self.last_slots: dict[int, int] = {}
-        self.seldom = seldom and not world.options.keys() - {"retention_interval"}
+        self.seldom = seldom and not world.options.keys() - {"retention_interval", "counter_sampling"}
         self.build_managers(world)
         for side in (self.spec, self.backend):
             side.put({"last_slots": self.last_slots})
@@ -357,6 +364,28 @@ class Batch(BatchSteps):
                 self.step_together(data, Step(names, computed, [1] * count, [ahead] * count, False, True))
             for name, known in zip([] if together else names, computed, strict=False):
                 self.continue_with(name, known, 1, num_lookahead_tokens=ahead)
+
+    def can_leave_behind(self) -> bool:
+        """Whether requests can go on, and give pages back when they do."""
+        return self.world.gives_back and self.can_go_on()
+
+    @step("MAN-3", "MAN-5", "MAN-8", when=can_leave_behind, weight=6)
+    def leave_behind(self, data: Drawing) -> None:
+        """Requests go on together page after page: in one step each takes pages and leaves others behind."""
+        for name in self.names_of(live=True):
+            if name not in self.unfinished():
+                self.free_request(name, None)
+        tokens = st.lists(st.sampled_from(self.world.alphabet), min_size=self.unit + 1, max_size=self.max_model_len)
+        for name in self.unused()[: max(3 - len(self.unfinished()), 1)]:
+            self.bring(name, data.draw(tokens)[: self.max_model_len])
+            self.admit_with(name, min(self.unit, self.cases[name].request.num_tokens))
+        for _ in range(_MOST_PAGES):
+            names = [name for name in self.unfinished() if self.cases[name].given < self.cases[name].request.num_tokens]
+            if not names:
+                break
+            known = [self.cases[name].given for name in names]
+            new = [min(self.unit, self.cases[name].request.num_tokens - self.cases[name].given) for name in names]
+            self.step_together(data, Step(names, known, new, [0] * len(names), False, True))
 
     def decoded(self, name: str, data: Drawing) -> int:
         """How many tokens of a live request are computed now, accepted drafts among them; it has one more, at least."""

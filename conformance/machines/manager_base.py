@@ -78,7 +78,7 @@ class ManagerMachine(ManagerBlame, Calling):
             world = replace(world, spellings=tuple(known for known in world.spellings if known in LISTED))
         wanted = {"hash_seed": b"kvproof", **world.options}
         for option, capability in (("enable_events", "events"), ("counter_sampling", "counters")):
-            if option in wanted and (self.lacks("events") or self.lacks(capability)):
+            if option in wanted and self.lacks(capability):
                 del wanted[option]
         options = pool_options((self.spec.names, self.backend.names), self.made, wanted)
         self.world, self.options, self.cases, self.ghost = world, options, {}, Ghost(world.groups)
@@ -156,7 +156,7 @@ class ManagerMachine(ManagerBlame, Calling):
             Field.of("pages of requests", self.cases, blame=self.blame_pages, also=also),
             *fields,
             *((usage,) if self.offers("manager", "usage") else ()),
-            *(event_fields(not self.lacks("counters")) if "enable_events" in self.options else ()),
+            *event_fields(self.options),
             *(pin_fields() if "max_pinned_pages" in self.options else ()),
             *whole_fields(self),
         ]

@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 
 from kvproof.spec.declarations import CacheSalt, ExtraKey
 
-from ..calls.datum import Call, Ref, resolve
+from ..calls.datum import Call, Prompt, Ref, resolve
 from ..calls.values import PRIORITIES
-from .base import Both, Field
+from .base import Both, Field, Nothing
 from .draws import Drawing, some
 from .groups import MIXED, GroupSteps
+from .manager_base import POOL_REF
 from .properties import start, step
 from .worlds import World, worlds
 
@@ -146,6 +147,44 @@ class Pins(GroupSteps):
     def evict_pages(self, data: Drawing) -> None:
         """Drops the hashes of some pages; a pinned one refuses the call."""
         self.call_manager("evict_pages", page_ids=some(data, [*self.cached_pages(), 0], most=2, least=1))
+
+    def withdrawn(self) -> list[int]:
+        """The pages that are pinned for content that was withdrawn."""
+        pool = self.spec.pool
+        return [page for page, view in self.spec.pages.items() if view.page_hash is None and pool.pins_of(page)]
+
+    def can_cache(self) -> bool:
+        """Whether pages can be cached by their pool itself."""
+        return self.caching and self.offers("pool", "cache_full_pages")
+
+    @step("MAN-3", "MAN-4", "MAN-5", when=can_cache, weight=2)
+    def cache_badly(self, data: Drawing) -> None:
+        """The manager's pool is asked to cache pages under other content: free, cached, pinned for what was withdrawn.
+
+        Where none is pinned so, a request may be, of which less was written than was promised.
+        """
+        if not self.withdrawn() and data.one_of([True, True, False]):
+            name = self.some_live(data)
+            self.pin(name, None)
+            self.free_request(name, data.one_of([0, self.unit]) if self.free_takes_written() else None)
+        free = [page for page in self.page_numbers()[1:] if not self.spec.pages[page].ref_cnt]
+        pages = self.withdrawn() or data.one_of([self.cached_pages() or free, free or self.cached_pages()])
+        if not pages:
+            raise Nothing
+        tokens = tuple(data.one_of(self.world.alphabet) for _ in range(2))
+        self.call_badly(
+            self.call_of(
+                "cache_full_pages",
+                POOL_REF,
+                request=Prompt(tokens),
+                pages=[Ref("pages", (data.one_of(pages),))],
+                page_hashes=[],
+                num_cached_pages=0,
+                num_full_pages=1,
+                page_size=data.one_of([1, 2]),
+                kv_cache_group_id=0,
+            )
+        )
 
     @step("PIN-1", "PIN-2", when=lambda self: self.cases)
     def misuse_pins(self, data: Drawing) -> None:

@@ -179,21 +179,23 @@ FOLLOWED: Mapping[str, Any] = {"told": [], "follower": New("CacheFollower")}
 """What a side has by which name so that its events are compared: what was told so far, and a follower of its own."""
 
 
-def event_fields(counters: bool) -> tuple[Field, ...]:
-    """Events, a follower of them, and counters (MAN-12). A side has `FOLLOWED`, beside its ``manager``.
+def event_fields(options: Collection[str]) -> tuple[Field, ...]:
+    """Events, a follower of them, and counters, as far as managers with some options have them (MAN-12).
+
+    A side has its ``manager``, beside it `FOLLOWED` where events are kept.
 
     Args:
-        counters: whether there are any.
+        options: the names of the options.
     """
+    told = (
+        Field(TAKEN[0], "MAN-12", _events, aside=True),
+        Field(TAKEN[1], "MAN-12", _followed, aside=True),
+    )
     counted = (
         Field.of("counters", aside=True),
         Field.of("counters of the pool", aside=True),
     )
-    return (
-        Field(TAKEN[0], "MAN-12", _events, aside=True),
-        Field(TAKEN[1], "MAN-12", _followed, aside=True),
-        *(counted if counters else ()),
-    )
+    return (*(told if "enable_events" in options else ()), *(counted if "counter_sampling" in options else ()))
 
 
 def follower_field() -> Field:

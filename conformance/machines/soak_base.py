@@ -181,13 +181,13 @@ class SoakBase(Machine):
 
     def state_fields(self) -> list[Field]:
         """What the observable state shows."""
-        of_pools = pool_fields(True, weak=False, order=order_clause(self.options))
+        of_pools, told = pool_fields(True, weak=False, order=order_clause(self.options)), event_fields(self.options)
         return [
             *(self._fields_of_shards() if self.shards else ()),
             Field("pages of requests", "MAN-2", self.pages_of_requests),
             *(map(of_every_shard, of_pools) if self.shards else of_pools),
             self.table_rows(),
-            *(event_fields(not self.lacks("counters")) if "enable_events" in self.options else ()),
+            *(map(of_every_shard, told) if self.shards else told),
             *(pin_fields() if "max_pinned_pages" in self.options else ()),
             *whole_fields(self),
         ]

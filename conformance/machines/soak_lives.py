@@ -7,7 +7,7 @@ from math import lcm
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..calls.source import Source
-from .worlds import Group, World
+from .worlds import Group, World, exact_times
 
 if TYPE_CHECKING:
     from .soak import Soak
@@ -144,6 +144,7 @@ class Life:
         self.rows = MOST_CALLS if self._shares else self.rows
         self.world = self._small_world() if is_small else self._world()
         self.shards = self._some_shards() if _dealt(seed, number, _SHARDED) else 0
+        self.world = replace(self.world, options=exact_times(number) | self.world.options)
         has_prompt = self._theme not in ("many", "small") and chance.integer(0, 1)
         self.prompt = self._large(max(self.world.max_model_len // 2, 1)) if has_prompt else 0
         self.length = min(most // 2 + chance.size(most), _MOST_STEPS)

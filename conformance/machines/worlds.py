@@ -15,7 +15,7 @@ from ..calls.spelling import TOKENS, Spelling
 from .base import SPEC
 from .draws import token_lists
 
-__all__ = ["ATTENTION", "KINDS", "STATES", "Declared", "Group", "World", "worlds"]
+__all__ = ["ATTENTION", "KINDS", "STATES", "Declared", "Group", "World", "exact_times", "worlds"]
 
 _CLASSES = {
     "full": "FullAttentionSpec",
@@ -240,6 +240,15 @@ def _sizes(count: int, multiples: Sequence[int]) -> list[tuple[int, ...]]:
     return alike * 2 + [sizes for most in multiples for sizes in every if lcm(*sizes) <= most]
 
 
+def exact_times(number: int) -> dict[str, Any]:
+    """The option by which the times of all pages are counted (MAN-12), for an odd number: in every other world.
+
+    No page of a small pool is counted without it, and wrong times show in nothing. A number that a world has anyway
+    decides, so that all else is drawn as it would be without.
+    """
+    return {"counter_sampling": 1} if number % 2 else {}
+
+
 @st.composite
 def worlds(
     draw: DrawFn,
@@ -275,20 +284,22 @@ def worlds(
     unit = lcm(*sizes)
     known = dict(draw(st.sampled_from(options)))
     if any(group.gives_back for group in groups):
-        known |= draw(st.sampled_from([{}, {}, *({"retention_interval": tokens} for tokens in (unit, 2 * unit, None))]))
+        intervals = ({"retention_interval": tokens} for tokens in (unit, 2 * unit, None))
+        known = draw(st.sampled_from([{}, {}, *intervals])) | known
     length = draw(st.integers(*(lists or (max(unit + 2, 4), max(min(3 * unit + 3, _MOST_LENGTH), 8)))))
     whole = sum(2 if group.keeps_states else -(-length // group.page_size) for group in groups)
     alphabet = draw(token_lists)
     text = draw(st.tuples(*[st.sampled_from(alphabet)] * (length if ample else 0)))
     cached = draw(st.sampled_from([True] * 11 + [False]))
     serves_hits = cached and all(group.kind != "state" for group in groups)
+    num_pages = draw(st.integers(max(room[0] * whole, whole // 2, 2) + 1, max(room[1] * whole, 4) + 2))
     return World(
-        draw(st.integers(max(room[0] * whole, whole // 2, 2) + 1, max(room[1] * whole, 4) + 2)),
+        num_pages,
         tuple(groups),
         length,
         cached,
         use_eagle,
-        known,
+        exact_times(num_pages) | known,
         alphabet,
         text,
         serves_hits and draw(st.sampled_from([False] * (3 if ample else 1) + [True])),
