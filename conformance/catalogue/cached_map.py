@@ -185,3 +185,9 @@ def branch_ends_in_holes(base: type[Any]) -> dict[str, Any]:
             base._tidy(self, run)  # one page alone
 
     return {"_tidy": tidy}
+
+
+@seeded(FORESEEN, "POOL-7", "batch", also=("R1", "MAN-1", "MAN-2", "MAN-3", "MAN-11"), by=_with_index)
+def map_made_amid_decoding(_: type[Any]) -> dict[str, Any]:
+    """A map that the first look-up by a key makes while requests decode never learns of the pages that they fill."""
+    return {"leave_tails": lambda _: None}

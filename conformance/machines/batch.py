@@ -341,22 +341,23 @@ class Batch(BatchSteps):
         """Requests come, and all decode token after token, as in most of an engine's steps, over a page or two.
 
         Together, or one by one; with drafts in look-ahead slots, of which the next step accepts some. Requests that
-        came to an end make room for them. A page may be found by its key before, as others than requests find it: keys
-        are kept up from then on.
+        came to an end make room for them. A page may be found by its key before, or amid it, as others than requests
+        find it: keys are kept up from then on, and what was decoded is found by them behind it.
         """
         for name in self.names_of(live=True):
             if name not in self.unfinished():
                 self.free_request(name, None)
         largest = max((group.page_size for group in self.world.groups), default=1)
+        sought = data.one_of([None, "before", "amid"])
         for name in self.unused()[: max(2 - len(self.unfinished()), 1)]:
-            most = min(2 * largest + 1, self.max_model_len - 1)
-            least = min(data.one_of([1, 2 * largest, 2 * largest]), most)
+            most = min(largest if sought == "amid" else 2 * largest + 1, self.max_model_len - 1)
+            least = min(largest if sought == "amid" else data.one_of([1, 2 * largest, 2 * largest]), most)
             self.bring(name, data.draw(st.lists(st.sampled_from(self.world.alphabet), min_size=least, max_size=most)))
             self.admit_with(name, self.cases[name].request.num_tokens)
-        if data.one_of([False, True]):
-            self.find_by_key(data)
         together, ahead = data.one_of([True, False]), 0 if self.world.has_states else data.one_of([0, 1, 2])
-        for _ in range(data.one_of([1, 2]) * largest):
+        for number in range(2 * largest if sought == "amid" else data.one_of([1, 2]) * largest):
+            if (number, sought) in ((0, "before"), (largest, "amid")):
+                self.find_by_key(data, self.cached_pages())
             names = [name for name in self.unfinished() if self.cases[name].request.num_tokens < self.max_model_len]
             computed = [self.decoded(name, data) for name in names]
             if together and names:
@@ -364,6 +365,9 @@ class Batch(BatchSteps):
                 self.step_together(data, Step(names, computed, [1] * count, [ahead] * count, False, True))
             for name, known in zip([] if together else names, computed, strict=False):
                 self.continue_with(name, known, 1, num_lookahead_tokens=ahead)
+        if sought:
+            held = {page for name in self.names_of(live=True) for group in self.held(name) for page in group}
+            self.find_by_key(data, [page for page in self.cached_pages() if page in held])
 
     def can_leave_behind(self) -> bool:
         """Whether requests can go on, and give pages back when they do."""
@@ -398,9 +402,8 @@ class Batch(BatchSteps):
             known += accepted
         return known
 
-    def find_by_key(self, data: Drawing) -> None:
-        """A cached page is found by its key, where there is one and pools can find it so."""
-        cached = self.cached_pages()
+    def find_by_key(self, data: Drawing, cached: list[int]) -> None:
+        """One of some cached pages is found by its key, where there is one and pools can find it so."""
         if cached and not self.lacks("keys") and self.offers("pool", "get_cached_page"):
             page = data.one_of(cached)
             key = Ref("pages", (page, ".page_hash", ".page_hash"))
