@@ -20,8 +20,6 @@ __all__ = ["ManagerSteps"]
 class ManagerSteps(ManagerFaults):
     """What requests do, whatever the groups."""
 
-    always = ManagerFaults.always | {"MAN-12"}
-
     # -- The end of a sequence of calls ---------------------------------------------------------------------
 
     def wind_up(self) -> None:
