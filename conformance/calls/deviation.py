@@ -79,7 +79,7 @@ class Deviation(Exception):
 
     Attributes:
         raised: where the backend raised, frame by frame, if that is how it deviates; see `raising.frames`.
-        inner: whether only the backend's own ``check()`` tells, or a snapshot.
+        inner: whether only the backend's own ``check()`` tells, a snapshot, or counters that no machine is about.
     """
 
     def __init__(

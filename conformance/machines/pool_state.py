@@ -182,7 +182,8 @@ FOLLOWED: Mapping[str, Any] = {"told": [], "follower": New("CacheFollower")}
 def event_fields(options: Collection[str]) -> tuple[Field, ...]:
     """Events, a follower of them, and counters, as far as managers with some options have them (MAN-12).
 
-    A side has its ``manager``, beside it `FOLLOWED` where events are kept.
+    A side has its ``manager``, beside it `FOLLOWED` where events are kept. Where none are, counters are no machine's
+    concern: wrong ones are told where nothing else differs, as times also follow from which page was taken when.
 
     Args:
         options: the names of the options.
@@ -191,11 +192,10 @@ def event_fields(options: Collection[str]) -> tuple[Field, ...]:
         Field(TAKEN[0], "MAN-12", _events, aside=True),
         Field(TAKEN[1], "MAN-12", _followed, aside=True),
     )
-    counted = (
-        Field.of("counters", aside=True),
-        Field.of("counters of the pool", aside=True),
-    )
-    return (*(told if "enable_events" in options else ()), *(counted if "counter_sampling" in options else ()))
+    tells = "enable_events" in options
+    names = ("counters", "counters of the pool") if "counter_sampling" in options else ()
+    counted = [Field.of(name, aside=True, inner=not tells) for name in names]
+    return (*(told if tells else ()), *counted)
 
 
 def follower_field() -> Field:
