@@ -157,13 +157,24 @@ def _key_to_json(key: Key) -> dict[str, Any]:
     return _without_defaults(written | {"made_by_hand": key.made_by_hand, "group": key.group}, _KEY)
 
 
-def _key_from(members: dict[str, Part]) -> Key:
-    for name in ("of", "page_size"):
-        if name not in members:
-            raise members["key"].damaged(f"must have {name!r} beside it")
-    prompt = value_from_json(members["of"])
+def _require(members: dict[str, Part], name: str, *others: str) -> None:
+    """Refuses the members of a value where others are missing beside the one that says of what kind it is."""
+    for other in others:
+        if other not in members:
+            raise members[name].damaged(f"must have {other!r} beside it")
+
+
+def _prompt_at(part: Part) -> Prompt:
+    """The request that a part of a document describes; anything else is refused."""
+    prompt = value_from_json(part)
     if not isinstance(prompt, Prompt):
-        raise members["of"].damaged("must be a request")
+        raise part.damaged("must be a request")
+    return prompt
+
+
+def _key_from(members: dict[str, Part]) -> Key:
+    _require(members, "key", "of", "page_size")
+    prompt = _prompt_at(members["of"])
     by_hand = "made_by_hand" in members and members["made_by_hand"].flag()
     group = None if "group" not in members or members["group"].value is None else members["group"].integer()
     return Key(prompt, members["page_size"].integer(minimum=1), members["key"].integer(), by_hand, group)
@@ -174,13 +185,8 @@ def _hashed_to_json(hashed: Hashed) -> dict[str, Any]:
 
 
 def _hashed_from(members: dict[str, Part]) -> Hashed:
-    for name in ("page_size", "seed"):
-        if name not in members:
-            raise members["keys_of"].damaged(f"must have {name!r} beside it")
-    prompt = value_from_json(members["keys_of"])
-    if not isinstance(prompt, Prompt):
-        raise members["keys_of"].damaged("must be a request")
-    return Hashed(prompt, members["page_size"].integer(minimum=1), members["seed"].digest())
+    _require(members, "keys_of", "page_size", "seed")
+    return Hashed(_prompt_at(members["keys_of"]), members["page_size"].integer(minimum=1), members["seed"].digest())
 
 
 _DTYPES = (

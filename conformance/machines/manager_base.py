@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,26 +24,13 @@ from .base import Both, Field, Side
 from .calling import Calling
 from .ghost import Ghost
 from .hash import weak
-from .manager_blame import Case, ManagerBlame
+from .manager_blame import Before, Case, ManagerBlame
 from .pool_state import FOLLOWED, event_fields, order_clause, pin_fields, pool_fields, pool_options, whole_fields
 from .worlds import Declared, World
 
 __all__ = ["MANAGER_REF", "POOL_REF", "ManagerMachine"]
 
 MANAGER_REF, POOL_REF = Ref("manager"), Ref("pool")
-
-
-@dataclass(frozen=True)
-class Before:
-    """What is known just before a call.
-
-    Attributes:
-        held: the pages that the request which it is about holds, group by group.
-        released: the clauses by which the request will give pages back in it.
-    """
-
-    held: list[list[int]] = field(default_factory=list)
-    released: tuple[str, ...] = ()
 
 
 _ASKED = tuple(row.name for row in MANAGER if row.reads and tuple(row.arguments) == ("request",))
@@ -209,10 +196,11 @@ class ManagerMachine(ManagerBlame, Calling):
         if table is REQUEST:
             return self.change(call, row)
         name, hits = self.name_in(call), call.arguments.get("num_new_computed_tokens")
-        self.withdraws = "num_written" in call.arguments
-        self.whole = not isinstance(hits, int | np.integer) or not self.amid or hits % self.unit == 0
         self.was = Before(
-            self.held(name) if row.name in ("free", "swap_out") and name else [], self.released_by(name, call)
+            self.held(name) if row.name in ("free", "swap_out") and name else [],
+            self.released_by(name, call),
+            withdraws="num_written" in call.arguments,
+            hits_amid=isinstance(hits, int | np.integer) and bool(self.amid) and hits % self.unit != 0,
         )
         said = self.said_before(call)
         both = super().make_call(call)

@@ -15,7 +15,7 @@ from .ghost import Content, Ghost
 from .pool_state import order_clause
 from .worlds import World
 
-__all__ = ["Case", "ManagerBlame"]
+__all__ = ["Before", "Case", "ManagerBlame"]
 
 
 @dataclass
@@ -63,6 +63,23 @@ class Case:
         return [int(token) for token in self.request.all_token_ids]
 
 
+@dataclass(frozen=True)
+class Before:
+    """What is known just before a call.
+
+    Attributes:
+        held: the pages that the request which it is about holds, group by group.
+        released: the clauses by which the request will give pages back in it.
+        withdraws: whether it says how much of the request's pages was written (MAN-4).
+        hits_amid: whether it is given a hit that ends amid a page (MAN-17).
+    """
+
+    held: list[list[int]] = field(default_factory=list)
+    released: tuple[str, ...] = ()
+    withdraws: bool = False
+    hits_amid: bool = False
+
+
 class ManagerBlame(Machine):
     """Says it from what the pages hold and what the groups need.
 
@@ -72,13 +89,11 @@ class ManagerBlame(Machine):
         cases: the requests by id.
         ghost: what the pages hold.
         labels: beside the clauses of one full-attention group those that the groups of the machine are about.
-        withdraws: whether the last call said how much of a request's pages was written (MAN-4).
-        whole: whether the last call was given no hit that ends amid a page (MAN-17).
+        was: what was known just before the last call.
     """
 
     labels: ClassVar[frozenset[str]] = frozenset()
-    withdraws = False
-    whole = True
+    was = Before()
     world: World
     options: dict[str, Any]
     cases: dict[str, Case]
@@ -185,7 +200,7 @@ class ManagerBlame(Machine):
     def blame_allocation(self, name: str, expected: Any, observed: Any, released: tuple[str, ...]) -> str:
         """The clause of wrong new pages: of what was given back just before, if anything was, or of states."""
         if expected is None or observed is None:
-            return self.blame_room(name) if self.whole else "MAN-17"
+            return "MAN-17" if self.was.hits_amid else self.blame_room(name)
         wrong = [
             group for group, own, other in zip(self.world.groups, expected, observed, strict=False) if own != other
         ]
@@ -250,7 +265,7 @@ class ManagerBlame(Machine):
         if self.amid and wrong <= {*gone} - known:
             return "MAN-17"  # a page that is published as it is let go is one that is not full
         parts = {page for page, group in gone.items() if self.world.groups[group].gives_back}
-        return "RET-3" if self.of_parts and not self.withdraws and wrong <= parts & known else ""
+        return "RET-3" if self.of_parts and not self.was.withdraws and wrong <= parts & known else ""
 
     def let_go(self) -> dict[int, int]:
         """The pages that requests held before the last call and nobody holds after it, each with its group."""
