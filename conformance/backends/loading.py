@@ -83,6 +83,22 @@ class Backend:
             self._accepted[attribute, parameter] = takes_parameter(called, parameter)
         return self._accepted[attribute, parameter]
 
+    def flags(self, made: str, *flags: bool) -> tuple[bool, ...]:
+        """Those of a manager's flags, whether it caches and whether there is an Eagle model, that its class takes.
+
+        They go by position, behind the number of pages, the groups and the longest request: a backend may have other
+        names for them, and one that takes none caches.
+
+        Args:
+            made: the name of the class.
+            flags: the flags, in their order.
+        """
+        needed = 3 + (made == "ShardedCacheManager")
+        called = self.get(made)
+        return next(
+            flags[:end] for end in range(len(flags), -1, -1) if not end or takes_arguments(called, needed + end)
+        )
+
     @functools.cached_property
     def _accepted(self) -> dict[tuple[str, str], bool]:
         """What is known of parameters: to read a signature takes longer than to build a pool."""

@@ -12,6 +12,8 @@ of a backend that has it. What is given to every class:
 Levels ``safe`` and ``sound`` ask for the first of each pair, ``exact`` for the second. How classes are made is no part
 of these types, as a constructor may take more: ``PagePool(num_pages, enable_caching)``, ``CacheManager(num_pages,
 kv_cache_groups, max_model_len)``, ``PageTable(max_num_reqs, max_num_pages_per_req, max_num_batched_tokens)`` must do.
+A manager that takes a fourth argument by position is told by it whether to cache, and by a fifth whether there is an
+Eagle model; one that takes neither caches.
 """
 
 from collections.abc import Sequence
@@ -39,7 +41,11 @@ class SafePool(Protocol):
 
 
 class ExactPool(SafePool, Protocol):
-    """A page pool at level exact: also the order in which pages are evicted, and which page is found."""
+    """A page pool at level exact: also the order in which pages are evicted, and which page is found.
+
+    Its ``null_page`` and ``cached_page_hash_to_page`` are read as well, ``ref_cnt``, ``is_null`` and ``page_hash`` of
+    each page, and ``free_page_queue`` unless ``kvproof_lacks`` names ``queue``.
+    """
 
     def get_usage(self) -> float:
         """The part of the pages that is held, the null page left out (POOL-10)."""
@@ -68,7 +74,12 @@ class ExactPool(SafePool, Protocol):
 
 
 class SafeManager(Protocol):
-    """A cache manager at levels safe and sound: who owns which page, and what is on it."""
+    """A cache manager at levels safe and sound: who owns which page, and what is on it.
+
+    Pages by group are given as a list or tuple, for each group one of page ids or of pages that have a ``page_id``; or
+    as an object whose ``get_page_ids()`` returns such lists. What a look-up gave is handed back as it is. Where the
+    manager has a ``page_pool``, it is read as `SafePool` says.
+    """
 
     def get_computed_pages(self, request: Any, /) -> tuple[Any, int]:
         """The cached pages of the longest prefix, by group, and its length in tokens (MAN-1)."""

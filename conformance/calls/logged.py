@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 
 from kvproof.spec.declarations import CacheCounters
 
-__all__ = ["KeyNumbers", "is_listed", "new_pages", "page_ids", "plain", "refused_places", "result", "same_value"]
+__all__ = [
+    *("KeyNumbers", "ids_by_group", "is_listed", "new_pages", "page_ids", "plain", "refused_places", "result"),
+    "same_value",
+]
 
 
 _WHOLE = 64
@@ -60,13 +63,14 @@ def page_ids(pages: Any) -> Any:
     return found
 
 
-def _groups(pages: Any) -> Any:
+def ids_by_group(pages: Any) -> Any:
+    """Pages by group as their ids: what tells its ids, has ``pages``, or is a list of lists of pages or of ids."""
     if pages is None:
         return None
-    if isinstance(pages, list | tuple):  # page ids already
-        return [list(map(int, group)) for group in pages]
     if hasattr(pages, "get_page_ids"):
-        return [list(map(int, group)) for group in pages.get_page_ids()]
+        pages = pages.get_page_ids()
+    if isinstance(pages, list | tuple):  # ids or pages
+        return [[int(getattr(page, "page_id", page)) for page in group] for group in pages]
     return [page_ids(group) for group in pages.pages]
 
 
@@ -109,11 +113,11 @@ def result(kind: str, value: Any, keys: KeyNumbers) -> Any:
         case "pages":
             return None if value is None else page_ids(value)
         case "groups":
-            return _groups(value)
+            return ids_by_group(value)
         case "hit":
-            return [_groups(value[0]), plain(value[1])]
+            return [ids_by_group(value[0]), plain(value[1])]
         case "pin":
-            return None if value is None else [plain(value.pin_id), plain(value.num_tokens), _groups(value.pages)]
+            return None if value is None else [plain(value.pin_id), plain(value.num_tokens), ids_by_group(value.pages)]
         case "plan":
             if value is None:
                 return None

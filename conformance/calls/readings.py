@@ -24,20 +24,20 @@ __all__ = [
 
 
 def page_views(pool: Any, queue: bool = True) -> dict[int, Any]:
-    """Views of a pool's pages by id: those that it shows, or those that are free if it shows none.
+    """Views of a pool's pages by id: those that it shows, or if it shows none those that are free, and its null page.
 
     Args:
         pool: the pool.
         queue: whether it shows its free queue; if not, all pages are taken and given back in the same order.
     """
     pages = getattr(pool, "pages", None)
-    if pages is None and queue:
-        pages = [pool.null_page, *pool.free_page_queue.get_all_free_pages()]
+    if pages is None and queue and hasattr(pool, "free_page_queue"):
+        pages = list(pool.free_page_queue.get_all_free_pages())
     elif pages is None:
-        free = list(pool.get_new_pages(pool.get_num_free_pages()))
-        pool.free_pages(free)
-        pages = [pool.null_page, *free]
-    return dict(sorted((int(page.page_id), page) for page in pages))
+        pages = list(pool.get_new_pages(pool.get_num_free_pages()))
+        pool.free_pages(pages)
+    null = [pool.null_page] if hasattr(pool, "null_page") else []
+    return dict(sorted((int(page.page_id), page) for page in [*null, *pages]))
 
 
 def readable(value: Any) -> Any:

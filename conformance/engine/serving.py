@@ -310,11 +310,12 @@ class Engine:
 
 def _managers(names: Backend, limits: Limits, num_shards: int, options: ManagerOptions) -> list[Any]:
     """A manager for each data shard. Options at their defaults are left to the backend, which may not know them."""
-    given = limits.num_pages, list(limits.groups), limits.max_model_len, limits.enable_caching
+    given = limits.num_pages, list(limits.groups), limits.max_model_len
     num_host_pages = options["num_host_pages"]
     if num_host_pages and num_shards > 1:
         raise refusal(ValueError, "R1", f"num_host_pages={num_host_pages} must be 0 with {num_shards} data shards")
     kind = "ShardedCacheManager" if num_shards > 1 else "CacheManager"
+    flags = names.flags(kind, limits.enable_caching) if limits.enable_caching else (False,)
     defaults = defaults_of(ManagerOptions)
     wanted = {name: value for name, value in options.items() if value is not defaults[name]}
     if not names.accepts(kind, "hash_seed"):
@@ -325,5 +326,5 @@ def _managers(names: Backend, limits: Limits, num_shards: int, options: ManagerO
         if not names.accepts(kind, name):
             raise refusal(ValueError, "R1", f"{name}={shown(value)}: the backend's manager takes none")
     if num_shards > 1:
-        return list(names.get(kind)(num_shards, *given, **wanted).shards)
-    return [names.get(kind)(*given, **wanted)]
+        return list(names.get(kind)(num_shards, *given, *flags, **wanted).shards)
+    return [names.get(kind)(*given, *flags, **wanted)]

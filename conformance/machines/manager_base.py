@@ -43,6 +43,7 @@ class ManagerMachine(ManagerBlame, Calling):
     Attributes:
         made: the class of the managers.
         first: its arguments before the number of pages.
+        flags: whether they cache, and whether there is an Eagle model, as far as the backend's class takes that.
     """
 
     needs: ClassVar[tuple[str, ...]] = (ESSENTIALS["CacheManager"][0], "CachePages")
@@ -50,6 +51,7 @@ class ManagerMachine(ManagerBlame, Calling):
     held_as: ClassVar[Mapping[str, str]] = {"shards": "manager"}
     made: ClassVar[str] = "CacheManager"
     first: tuple[int, ...] = ()
+    flags: tuple[bool, ...]
     always = frozenset(
         {"R1", "R2", "POOL-1", "POOL-2", "POOL-3", "POOL-5", "POOL-7", "POOL-8", "POOL-10", "HASH-1", "HASH-2"}
         | {"HASH-3", "EVICT-1", "MAN-1", "MAN-2", "MAN-6", "MAN-12", "MAN-14", "RET-2", "RET-3"}
@@ -61,6 +63,9 @@ class ManagerMachine(ManagerBlame, Calling):
         world = world.within(self.backend.names)
         if world.groups != wanted_groups:
             self.lacks("groups")
+        flags = self.backend.names.flags(self.made, *((world.caching, True) if world.use_eagle else (world.caching,)))
+        if not flags:
+            world = replace(world, caching=True)
         if self.lacks("iterables"):
             world = replace(world, spellings=tuple(known for known in world.spellings if known in LISTED))
         wanted = {"hash_seed": b"kvproof", **world.options}
@@ -69,7 +74,7 @@ class ManagerMachine(ManagerBlame, Calling):
                 del wanted[option]
         options = pool_options((self.spec.names, self.backend.names), self.made, wanted)
         self.world, self.options, self.cases, self.ghost = world, options, {}, Ghost(world.groups)
-        flags = (world.caching, True) if world.use_eagle else (world.caching,)
+        self.flags = flags
         call = self.built(0)
         line, of_spec = f"manager = {self.construction(world, flags)}", self.things(self.built_for_spec(call))
         self.build_things(line, "MAN-2", self.things(call), of_spec)
@@ -93,8 +98,8 @@ class ManagerMachine(ManagerBlame, Calling):
         shown = "".join(f", {name}={getattr(value, '__name__', repr(value))}" for name, value in self.options.items())
         numbers = ", ".join(map(str, (*self.first, world.num_pages)))
         line = f"{numbers}, [{', '.join(map(str, world.groups))}], max_model_len={world.max_model_len}"
-        named = ", ".join(f"{name}={flag}" for name, flag in zip(("caching", "use_eagle"), flags, strict=False))
-        return f"{self.made}({line}, {named}{shown})"
+        named = "".join(f", {name}={flag}" for name, flag in zip(("caching", "use_eagle"), flags, strict=False))
+        return f"{self.made}({line}{named}{shown})"
 
     def built(self, number: int) -> Call:
         """The call of a number that constructs such a manager."""
@@ -102,8 +107,8 @@ class ManagerMachine(ManagerBlame, Calling):
         given: dict[str, Any] = dict(zip(("num_shards",), self.first, strict=False))
         given["num_pages"] = world.num_pages
         given["kv_cache_groups"] = [Declared(group, place) for place, group in enumerate(world.groups)]
-        given |= {"max_model_len": world.max_model_len, "enable_caching": world.caching}
-        given |= {"use_eagle": True} if world.use_eagle else {}
+        given["max_model_len"] = world.max_model_len
+        given |= dict(zip(("enable_caching", "use_eagle"), self.flags, strict=False))
         return Call(None, self.made, given | self.options, number)
 
     def row_of_thing(self, call: Call) -> Method:

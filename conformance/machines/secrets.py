@@ -126,15 +126,19 @@ class Secrets(Calling):
         accepts = functools.partial(self.backend.names.accepts, "CacheManager")
         self.options = {name: value for name, value in wanted.items() if accepts(name)}
 
+        flags = self.backend.names.flags("CacheManager", True)
+
         def act(side: Side) -> dict[str, Any]:
             group = Group("full", _SIZE).declared(0, side.names, self.spec.names)
-            manager = side.names.get("CacheManager")(_PAGES, [group], _LENGTH, True, **self.options)
+            manager = side.names.get("CacheManager")(_PAGES, [group], _LENGTH, *flags, **self.options)
             has_metadata = side.names.offers("RaggedPagesCacheMetaData") and not self.lacks("caches")
             metadata = side.names.get("RaggedPagesCacheMetaData") if has_metadata else None
             return {"manager": manager, "pool": getattr(manager, "page_pool", None), "metadata": metadata}
 
-        shown = "".join(f", {name}={value}" for name, value in self.options.items())
-        self.build(f"manager = CacheManager({_PAGES}, [full({_SIZE})], {_LENGTH}, True{shown})", "SEC-4", act)
+        shown = "".join(
+            [*(f", {flag}" for flag in flags), *(f", {name}={value}" for name, value in self.options.items())]
+        )
+        self.build(f"manager = CacheManager({_PAGES}, [full({_SIZE})], {_LENGTH}{shown})", "SEC-4", act)
         self.watch(Field("numbers of pages of requests", "SEC-4", self.read_lengths))
 
     def read_lengths(self, side: Any) -> dict[str, list[int]]:

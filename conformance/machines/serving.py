@@ -133,7 +133,10 @@ class Serving(Calling):
 
         def act(side: Side) -> dict[str, Any]:
             groups = [self.kit.group.declared(0, side.names, self.spec.names)]
-            manager = side.names.get("CacheManager")(layout.num_pages, groups, self.kit.max_model_len, True, **options)
+            flags = self.backend.names.flags("CacheManager", True)
+            manager = side.names.get("CacheManager")(
+                layout.num_pages, groups, self.kit.max_model_len, *flags, **options
+            )
             table = side.names.get("PageTable")(setup.num_seqs, setup.row, setup.num_tokens)
             pages = page_views(manager.page_pool, "queue" not in side.names.lacks)
             return {"manager": manager, "pages": pages, "table": table, "cache": layout.empty()}

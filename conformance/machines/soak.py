@@ -25,7 +25,7 @@ from .pool_state import order_clause
 from .properties import operation
 from .session import EnoughError
 from .soak_base import Served, hit_of, page_ids_of
-from .soak_lives import STEM, Life
+from .soak_lives import STEM, Life, first_token
 from .soak_moves import SoakMoves
 
 __all__ = ["SMALL_LIVES", "Soak"]
@@ -40,9 +40,6 @@ SMALL_LIVES = 4
 
 _ALONE = 8
 """The pages that are taken one by one where all are taken: a backend may take one page in another way than many."""
-
-_OWN = 1_000_000
-"""Tokens from here on are a request's own: those of request n begin at n times this."""
 
 
 def _ranges(parts: Sequence[Sequence[int]]) -> str:
@@ -88,7 +85,7 @@ class Soak(SoakMoves):
         shards = {"shards": life.shards} if life.shards else {}
         self.repeat_step(TracedStep("construct", {"world": life.world, "rows": life.rows, **shards}))
         left = life.work
-        for _ in range(life.length):
+        for _ in range(0 if self._over else life.length):  # over: it cannot be made, as was told before
             name, arguments = life.next(self)
             self.repeat_step(TracedStep(name, (*arguments, {}), is_operation=True))
             if self._over:
@@ -283,7 +280,7 @@ class Soak(SoakMoves):
     def _grow(self, name: str, count: int) -> str:
         """Appends tokens to a request; returns how a report shows it."""
         case = self.cases[name]
-        begin = case.number * _OWN + case.request.num_tokens
+        begin = first_token(case.number) + case.request.num_tokens
         for token in range(begin, begin + count):
             case.request.append(token)
         return f"{name} grows by [*range({begin}, {begin + count})]"

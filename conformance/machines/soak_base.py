@@ -12,6 +12,7 @@ from kvproof.spec.declarations import EngineRequestStatus, Request
 from ..backends.loading import Backend
 from ..calls.datum import Call, resolve
 from ..calls.kinds import numbers_of
+from ..calls.logged import ids_by_group
 from ..calls.manager import MANAGER, SHARDS
 from ..calls.method import Table, bound
 from ..calls.readings import page_views
@@ -70,7 +71,7 @@ def page_ids_of(pages: Any, side: Side) -> object:
     """The pages that a call returned by their ids, group by group; of shards behind the number of theirs."""
     if pages is None:
         return None
-    ids = [list(map(int, group)) for group in pages.get_page_ids()]
+    ids = ids_by_group(pages)
     return ids if len(side.shards) == 1 else (shard_of_pages(pages, side), ids)
 
 
@@ -206,8 +207,8 @@ class SoakBase(Machine):
     def _parts(self, side: Side) -> dict[str, Any]:
         world, names = self.world, side.names
         groups = [group.declared(n, names, self.spec.names) for n, group in enumerate(world.groups)]
-        flags = (True, True) if world.use_eagle else (True,)
         made, first = ("ShardedCacheManager", (self.shards,)) if self.shards else ("CacheManager", ())
+        flags = self.backend.names.flags(made, *((True, True) if world.use_eagle else (True,)))
         options = self.options_of(side)
         manager = names.get(made)(*first, world.num_pages, groups, world.max_model_len, *flags, **options)
         return self._of(side, manager) | self.new_tables(names)

@@ -17,7 +17,7 @@ _ACTS = ("_tidy", "_forget", "_rank", "_move", "_go", "_mirror", "_return", "_ca
 
 T = TypeVar("T")
 
-__all__ = ["MOST_CALLS", "STEM", "STEPS", "WORK", "Chance", "Life"]
+__all__ = ["MOST_CALLS", "STEM", "STEPS", "WORK", "Chance", "Life", "first_token"]
 
 MOST_CALLS = 300
 """The most requests that are live, and the most times that a prefix is ranked in one operation."""
@@ -97,6 +97,11 @@ class Chance(Source):
         """A number from 1 to ``most`` whose logarithm is uniform: as often between 1 and 2 as in the upper half."""
         least = 1 << self.integer(0, most.bit_length() - 1)
         return min(self.integer(least, 2 * least - 1), most)
+
+
+def first_token(number: int) -> int:
+    """Tokens from here on are the own ones of the request of a number; tokens are int32, so that numbers come again."""
+    return number % 2147 * 1_000_000
 
 
 def _dealt(seed: int, number: int, options: Sequence[T]) -> T:
@@ -298,7 +303,7 @@ class Life:
         for place in range(chance.integer(2, 3)):
             self._number += 1
             names.append(f"q{self._number}")
-            own = [[self._number * 1_000_000, 1]] if place and chance.integer(0, 2) == 0 else []
+            own = [[first_token(self._number), 1]] if place and chance.integer(0, 2) == 0 else []
             prompt = [[STEM, self.prompt]] if self.prompt else []
             self._plans.append(("come", (self._number, [*prompt, *text, *own], "")))
         self._texts = [*self._texts[-30:], text]

@@ -14,7 +14,7 @@ from kvproof.spec.declarations import ExtraKey
 
 from ...backends.capabilities import ESSENTIALS
 from ...backends.levels import Level
-from ...calls.datum import Call, Key, Prompt, Ref
+from ...calls.datum import Call, GoneError, Key, Prompt, Ref, resolve
 from ...calls.deviation import Outcome, attempt
 from ...calls.judging import Difference
 from ...calls.kinds import IDS_GIVEN
@@ -123,14 +123,14 @@ class SafePool(PoolMachine):
     def state_fields(self, options: Mapping[str, Any]) -> list[Field]:
         """See `PoolMachine.state_fields`: what the backend shows."""
         del options
-        began = {id(side): getattr(side.pages[0], "ref_cnt", 0) for side in (self.spec, self.backend)}
+        began = {id(side): showing.count_of_null(side) for side in (self.spec, self.backend)}
         readers: dict[str, tuple[str, Callable[[Side], object]]] = {
             "ref_cnt": ("POOL-5", showing.counts),
             "number of free pages": ("POOL-2", showing.num_free),
             "pages in the queue": ("POOL-2", showing.free_in_queue),
             "usage": ("POOL-10", showing.usage),
             "null page": ("POOL-1", showing.null_page),
-            "change of its count": ("POOL-1", lambda side: getattr(side.pages[0], "ref_cnt", 0) - began[id(side)]),
+            "change of its count": ("POOL-1", lambda side: showing.count_of_null(side) - began[id(side)]),
             "hashed pages": ("POOL-7", showing.with_hash),
             "cached pages": ("POOL-7", showing.resident),
         }
@@ -170,6 +170,15 @@ class SafePool(PoolMachine):
         """See `Calling.can_spoil`: of what pools of any design refuse; what is cached already must be shown."""
         known = argument in _REFUSED.get(row.name, ()) and (self.shows_cached or argument != "pages")
         return known and super().can_spoil(row, argument)
+
+    def make_call(self, call: Call) -> Both:
+        """See `Calling.make_call`: one that names the null page is left out where the backend shows none."""
+        if 0 not in self.backend.pages:
+            try:
+                resolve((call.target, *call.arguments.values()), self.backend)
+            except GoneError:
+                raise self.left_out() from None
+        return super().make_call(call)
 
     # -- The specification follows --------------------------------------------------------------------------
 

@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ...calls.logged import ids_by_group
 from ...calls.readings import page_views
 from ..sides import Side
 
 __all__ = [
     "Lists",
     "cached_in_map",
+    "count_of_null",
     "counts",
     "free_in_queue",
     "ids_of",
@@ -27,18 +29,18 @@ Lists = list[list[int]]
 
 def ids_of(pages: Any) -> Lists:
     """The ids of pages that a manager returned: what tells its ids, or lists of pages."""
-    groups = pages.get_page_ids() if hasattr(pages, "get_page_ids") else pages
-    return [[int(getattr(page, "page_id", page)) for page in group] for group in groups]
+    ids: Lists = ids_by_group(pages)
+    return ids
 
 
 def known_views(pool: Any, queue: bool) -> dict[int, Any]:
-    """Views of a fresh pool's pages by id, the null page's first; none where it cannot tell them.
+    """Views of a fresh pool's pages by id, the null page's first if it shows one; none where it cannot tell them.
 
     Args:
         pool: the pool; None for a manager that shows none.
         queue: whether it shows its free queue.
     """
-    names = ("null_page", "free_page_queue") if queue else ("null_page", "get_new_pages", "get_num_free_pages")
+    names = ("free_page_queue",) if queue else ("get_new_pages", "get_num_free_pages")
     return page_views(pool, queue) if all(hasattr(pool, name) for name in names) else {}
 
 
@@ -57,6 +59,11 @@ def usage(side: Side) -> float | None:
 def null_page(side: Side) -> int | None:
     """The id of a pool's null page."""
     return int(side.pool.null_page.page_id) if hasattr(side.pool, "null_page") else None
+
+
+def count_of_null(side: Side) -> int:
+    """The count of a pool's null page; 0 where it shows none."""
+    return int(getattr(side.pages.get(0), "ref_cnt", 0))
 
 
 def free_in_queue(side: Side) -> list[int] | None:
@@ -87,7 +94,7 @@ def with_count(side: Side) -> list[int] | None:
 def counts(side: Side) -> dict[int, int] | None:
     """How often each page but the null page is held."""
     views = side.pages
-    if not views or not hasattr(views[0], "ref_cnt"):
+    if not _have(views, "ref_cnt"):
         return None
     return {page: int(view.ref_cnt) for page, view in views.items() if page}
 
@@ -95,7 +102,7 @@ def counts(side: Side) -> dict[int, int] | None:
 def with_hash(side: Side) -> list[int] | None:
     """The pages whose views have a hash."""
     views = side.pages
-    if not views or not hasattr(views[0], "page_hash"):
+    if not _have(views, "page_hash"):
         return None
     return sorted(page for page, view in views.items() if view.page_hash is not None)
 
@@ -111,3 +118,8 @@ def resident(side: Side) -> list[int] | None:
             return sorted(set(found))
     whole = getattr(side, "manager", side.pool)
     return sorted({int(page) for page in whole.resident_page_ids()}) if hasattr(whole, "resident_page_ids") else None
+
+
+def _have(views: Mapping[int, Any], attribute: str) -> bool:
+    """Whether views of pages have an attribute."""
+    return bool(views) and hasattr(next(iter(views.values())), attribute)

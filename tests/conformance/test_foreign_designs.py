@@ -1,0 +1,111 @@
+"""Correct designs of strangers that have no more than the guide asks for: none is accused, and none ends the suite."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvproof import spec
+from kvproof.conformance.backends.loading import Backend
+from kvproof.conformance.machines import MACHINES
+from kvproof.conformance.machines.soak_lives import first_token
+from kvproof.conformance.search.runner import MachineReport, run_machine
+
+
+def held(machine: str, backend: Backend, examples: int = 12, **search: Any) -> MachineReport:
+    return run_machine(MACHINES[machine], backend, 0, examples=examples, level="safe", shrink_seconds=0.2, **search)
+
+
+def accused(found: MachineReport) -> list[str]:
+    assert found.steps > 50
+    return [str(deviation) for deviation in found.deviations]
+
+
+# -- A pool of three methods ------------------------------------------------------------------------
+
+
+class BarePool:
+    """Has what `SafePool` lists and nothing else: no null page, no free queue, no counts, no caching."""
+
+    def __init__(self, num_pages: int, enable_caching: bool) -> None:
+        if type(num_pages) is bool or not 2 <= num_pages < 2**31 or type(enable_caching) is not bool:
+            raise RuntimeError("such a pool there cannot be")
+        self._free = set(range(1, num_pages))
+        self._views = {number: SimpleNamespace(page_id=number) for number in self._free}
+
+    def get_num_free_pages(self) -> int:
+        return len(self._free)
+
+    def get_new_pages(self, num_pages: int) -> list[Any]:
+        if type(num_pages) is bool or not 0 <= num_pages <= len(self._free):
+            raise RuntimeError("not so many")
+        return [self._views[self._free.pop()] for _ in range(num_pages)]
+
+    def free_pages(self, ordered_pages: Any) -> None:
+        given = list(ordered_pages)
+        numbers = [page.page_id for page in given]
+        if any(self._views.get(page.page_id) is not page for page in given):
+            raise RuntimeError("a stranger's")
+        if len({*numbers}) < len(numbers) or self._free & {*numbers}:
+            raise RuntimeError("freed twice")
+        self._free |= {*numbers}
+
+
+def test_a_pool_needs_three_methods() -> None:
+    found = held("safe-pool", Backend("bare", SimpleNamespace(PagePool=BarePool)), 30)
+    assert accused(found) == []
+
+
+# -- A manager of four methods ----------------------------------------------------------------------
+
+
+class Fails(spec.CacheManager):
+    """Cannot be made."""
+
+    def __init__(self, num_pages: int, kv_cache_groups: Any, max_model_len: int) -> None:
+        raise RuntimeError("no device")
+
+
+class Plain:
+    """Takes three arguments, and gives pages as tuples of views; hits are handed back as they were given."""
+
+    def __init__(self, num_pages: int, kv_cache_groups: Any, max_model_len: int) -> None:
+        self._whole = spec.CacheManager(num_pages, kv_cache_groups, max_model_len)
+
+    def get_computed_pages(self, request: Any) -> Any:
+        pages, length = self._whole.get_computed_pages(request)
+        return tuple(tuple(group) for group in pages.pages), length
+
+    def allocate_slots(
+        self, request: Any, num_new_tokens: int, found: int = 0, found_pages: Any = None, lookahead: int = 0
+    ) -> Any:
+        given = None if found_pages is None else spec.CachePages(found_pages)
+        new = self._whole.allocate_slots(request, num_new_tokens, found, given, lookahead)
+        return None if new is None else tuple(tuple(group) for group in new.pages)
+
+    def free(self, request: Any) -> None:
+        self._whole.free(request)
+
+    def get_page_ids(self, request_id: str) -> Any:
+        return self._whole.get_page_ids(request_id)
+
+
+def managers(made: type) -> Backend:
+    return Backend("plain", SimpleNamespace(CacheManager=made, kvproof_lacks=("groups", "keys", "tables", "queue")))
+
+
+@pytest.mark.parametrize(("machine", "examples"), [("safe-manager", 40), ("safe-soak", 1), ("secrets", 6)])
+def test_a_manager_needs_three_arguments_and_may_give_lists_of_pages(machine: str, examples: int) -> None:
+    found = held(machine, managers(Plain), examples)
+    assert not found.missing or machine == "secrets"
+    assert found.missing or accused(found) == []
+
+
+def test_a_manager_that_cannot_be_made_ends_no_soak() -> None:
+    found = held("safe-soak", managers(Fails), 2)
+    assert [deviation.clause for deviation in found.deviations] == ["MAN-2"]
+
+
+def test_tokens_of_the_last_requests_of_a_long_life_fit_an_int32() -> None:
+    assert max(map(first_token, range(10_000))) + 400_000 < 2**31
+    assert first_token(1400) == 1_400_000_000
