@@ -81,7 +81,7 @@ def combine(
     many = count * blocks * v_dim > MULTIPROCESSORS // 2 * _COLUMNS
     columns = _COLUMNS if many and v_dim % _COLUMNS == 0 else _COLUMNS // 2
     unit = exponent_unit(options)
-    group = Warpgroup(interpret is not None, itemsize_of(geometry.dtype), swizzled=True)
+    group = Warpgroup(interpret is not None, itemsize_of(geometry.dtype), swizzle=128)
     inputs = [begins, counts, *parts]
     if sinks is not None:
         inputs.append(jnp.pad(sinks.reshape(-1), (0, blocks * ROWS - part_rows)))

@@ -21,6 +21,9 @@ from .tiles import Tiles
 
 __all__ = ["clean", "clean_latents", "converted", "masked", "turn_scales"]
 
+_MOST_COLUMNS = 128
+"""Columns of a tile of 64 rows that are converted at once: of 16 bits they take 32 registers of a thread."""
+
 
 def masked(item: Item[Any], scores: jax.Array, tile: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
     """The scores, -inf where a row doesn't read."""
@@ -172,9 +175,9 @@ def converted(
     group, geometry = item.group, item.geometry
     begin, dtype = (0, geometry.dtype) if tile is None else (geometry.value_offset, geometry.value_dtype)
 
-    def convert(holes: bool) -> None:
-        alive = None if tile is None else _alive(item, group.row_numbers(ROWS), tile, holes)
-        for columns in _chunks(geometry, into.shape[-1]):
+    def convert(dead: bool, holes: bool = False) -> None:
+        alive = _alive(item, group.row_numbers(ROWS), tile, holes) if dead and tile is not None else None
+        for columns in _parts(geometry, into.shape[-1]):
             there = pl.ds(begin + columns.start, columns.size)
             numbers = group.converted(stored.at[slot, :, there], dtype)
             into.at[wg, :, columns][...] = numbers if alive is None else _where_alive(group, alive, numbers)
@@ -183,10 +186,20 @@ def converted(
     if tile is None:
         convert(False)
     else:
-        holes = item.field(Field.HOLES) > 0
-        pl.when(holes)(partial(convert, True))
-        pl.when(~holes)(partial(convert, False))
+        dead, holes = _has_dead(item, tile), item.field(Field.HOLES) > 0
+        pl.when(~dead)(partial(convert, False))
+        pl.when(dead & holes)(partial(convert, True, True))
+        pl.when(dead & ~holes)(partial(convert, True, False))
     return into.at[wg]
+
+
+def _parts(geometry: Geometry, columns: int) -> list[Any]:
+    """The columns of a tile that is converted, as many as pass through registers at once.
+
+    Consumers wait for all of their threads before and after each part.
+    """
+    size = columns if columns <= _MOST_COLUMNS else geometry.chunk * (_MOST_COLUMNS // geometry.chunk)
+    return [pl.ds(begin, min(size, columns - begin)) for begin in range(0, columns, size)]
 
 
 def _chunks(geometry: Geometry | LatentGeometry, columns: int) -> list[Any]:

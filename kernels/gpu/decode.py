@@ -54,7 +54,7 @@ def decode_parts(
     given = {"items": items, "table": table, "queries": rows, "pages": pages}
     if scales is not None:
         given["scales"] = scales
-    group = Warpgroup(interpret is not None, itemsize_of(geometry.kv_dtype), geometry.raw_swizzle > 0)
+    group = Warpgroup(interpret is not None, itemsize_of(geometry.kv_dtype), geometry.raw_swizzle)
 
     def body(*refs: Any, **scratch: Any) -> None:
         *inputs, mixed, tops, totals = refs

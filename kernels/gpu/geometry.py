@@ -26,6 +26,9 @@ TURNED_GAP = 16
 JAX 0.10 takes an array that is turned for one in its own order, unless there is something between its rows.
 """
 
+_WIDEST_SWIZZLE = 128
+"""Bytes of the widest swizzle that there is."""
+
 _MOST_STAGES = 6
 
 _LEAST_COLUMNS = 16
@@ -42,7 +45,7 @@ def itemsize_of(dtype: Any) -> int:
 
 def swizzle_of(columns: int, itemsize: int) -> int:
     """The widest swizzle, in bytes, that divides rows of a number of elements: 128, 64 or 32; 0 if none does. O(1)."""
-    for swizzle in (128, 64, 32):
+    for swizzle in (_WIDEST_SWIZZLE, 64, 32):
         if columns * itemsize % swizzle == 0:
             return swizzle
     return 0
@@ -167,12 +170,11 @@ class Geometry:
 
     @property
     def raw_swizzle(self) -> int:
-        """The swizzle of what copies bring, in bytes, over 64 numbers at most; 0: rows as they are."""
+        """The swizzle of what copies bring, in bytes; 0: rows as they are."""
         if self.tiles.rows % 8:
             return 0
         itemsize = itemsize_of(self.kv_dtype)
-        both = [swizzle_of(dim, itemsize) for dim in (self.layout.head_dim, self.layout.v_head_dim)]
-        return min(*both, 64 * itemsize)
+        return min(swizzle_of(dim, itemsize) for dim in (self.layout.head_dim, self.layout.v_head_dim))
 
     @property
     def chunk(self) -> int:
@@ -185,7 +187,7 @@ class Geometry:
     @property
     def swizzle(self) -> int:
         """The swizzle of what is multiplied, in bytes: one for all, as the tensor cores take no two of them at once."""
-        return self.chunk * itemsize_of(self.dtype)
+        return min(self.chunk * itemsize_of(self.dtype), _WIDEST_SWIZZLE)
 
     @property
     def differ(self) -> bool:

@@ -140,7 +140,7 @@ def decode_parts(
         kernel_output((num_rows,), jnp.float32),
         kernel_output((num_rows,), jnp.float32),
     )
-    group = Warpgroup(interpret is not None, itemsize_of(geometry.dtype), swizzled=True)
+    group = Warpgroup(interpret is not None, itemsize_of(geometry.dtype), swizzle=128)
 
     def body(*refs: Any, **scratch: Any) -> None:
         *given, mixed, tops, totals = refs
@@ -194,7 +194,7 @@ def finished(
         `[T, Hq, R]` of the geometry's dtype; anything for tokens in no block.
     """
     heads, count, size = geometry.heads, blocks.items.shape[1], geometry.query_rows
-    group = Warpgroup(interpret is not None, itemsize_of(geometry.dtype), swizzled=True)
+    group = Warpgroup(interpret is not None, itemsize_of(geometry.dtype), swizzle=128)
 
     def body(*refs: Any, **scratch: Any) -> None:
         *given, first, end, out = refs

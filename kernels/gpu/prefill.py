@@ -55,7 +55,7 @@ def prefill(
     heads, group, v_dim = geometry.layout.num_kv_heads, geometry.group, geometry.layout.v_head_dim
     count = blocks.items.shape[1]
     unit = exponent_unit(options)
-    warpgroup = Warpgroup(interpret is not None, itemsize_of(geometry.kv_dtype), geometry.raw_swizzle > 0)
+    warpgroup = Warpgroup(interpret is not None, itemsize_of(geometry.kv_dtype), geometry.raw_swizzle)
     given = {"items": blocks.items, "table": table, "queries": rows, "pages": pages}
     given |= {"first": blocks.first, "end": blocks.end}
     if sinks is not None:

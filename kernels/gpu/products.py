@@ -29,6 +29,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 __all__ = ["Warpgroup", "by_column", "by_row", "commit", "settled"]
 
+_ROWS = 64
+"""Rows of a stored tile."""
+
 _SUMS: Any = plgpu.WGMMAAccumulatorRef
 
 _OF_LOADS = signature(plgpu.load).parameters
@@ -49,16 +52,16 @@ class Warpgroup:
     Args:
         emulated: whether the kernel is interpreted.
         itemsize: bytes of a stored number.
-        swizzled: whether stored tiles are swizzled: they are read without bank conflicts then, which the compiler
-            checks.
+        swizzle: of stored tiles, in bytes: they are read without bank conflicts then, which the compiler checks; 0:
+            none.
     """
 
-    def __init__(self, emulated: bool, itemsize: int, swizzled: bool) -> None:
+    def __init__(self, emulated: bool, itemsize: int, swizzle: int) -> None:
         self._emulated = emulated
-        self._swizzled = swizzled
-        # Of one-byte numbers a thread reads four at a time, of others two.
-        wide = swizzled and itemsize == 1
-        self._stored = plgpu.Layout.WGMMA_UPCAST_2X if wide else plgpu.Layout.WGMMA
+        self._swizzled = swizzle > 0
+        # Of one-byte numbers a thread reads eight at a time, which are 16 bytes when it writes them; of others two.
+        wide = self._swizzled and itemsize == 1
+        self._stored: Any = _widened(swizzle) if wide else plgpu.Layout.WGMMA
 
     def scores(self, *pairs: tuple[Any, Any], then: Callable[[], None] = lambda: None) -> jax.Array:
         """The products of the rows of two tiles in shared memory, `f32[m, n]`, done when they are returned.
@@ -172,12 +175,17 @@ class Warpgroup:
             into.transpose((1, 0))[...] = pairs
 
     def converted(self, ref: Any, dtype: Any) -> jax.Array:
-        """Reads a stored tile `[m, n]` from shared memory as another dtype, exactly: float16 holds all of 8 bits."""
+        """Reads a stored tile `[m, n]` from shared memory as another dtype, exactly.
+
+        bfloat16 holds all of int8, float16 all of float8: two instructions a number, or half of one. What else there is
+        for integers takes the unit that makes powers of two, which is slower, and which the softmax needs.
+        """
         numbers = self.tile(ref)
         if numbers.dtype == dtype:
             return numbers
-        numbers = numbers.astype(jnp.float16)
-        return numbers if dtype == jnp.float16 else numbers.astype(jnp.float32).astype(dtype)
+        between = jnp.bfloat16 if numbers.dtype == jnp.int8 else jnp.float16
+        numbers = numbers.astype(between)
+        return numbers if dtype == between else numbers.astype(jnp.float32).astype(dtype)
 
 
 def by_row(numbers: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -188,6 +196,17 @@ def by_row(numbers: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def by_column(numbers: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """One number for each column, `[n]`, in all rows: `[m, n]`."""
     return jax.lax.broadcast_in_dim(numbers, shape, [1])
+
+
+def _widened(swizzle: int) -> Any:
+    """The layout in which tiles of one-byte numbers are read, and written as 16-bit ones, without bank conflicts.
+
+    The compiler's own for copies of 16-bit numbers whose rows in a tile have so many columns.
+
+    Args:
+        swizzle: of what is read, in bytes.
+    """
+    return plgpu.Layout.SMEM_GMEM_COPY((_ROWS, swizzle), jnp.float16, 2 * swizzle)
 
 
 def _pairs(rows: int) -> Any:
