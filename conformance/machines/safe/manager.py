@@ -22,6 +22,16 @@ _OPTIONS: tuple[dict[str, Any], ...] = ({}, {}, {}, {"hash_function": weak})
 
 _MOST_STEPS = 4
 
+_NOTHING, _SALT, _EMPTY, _ADAPTER, _VERSION, _ITEM, _OTHER, _FURTHER, _TWO, _EMBEDDINGS, _BOTH, _TURNED = EXTRA_KEYS
+
+_ALIKE = (
+    *((_NOTHING, _SALT), (_NOTHING, _EMPTY), (_NOTHING, _ADAPTER), (_NOTHING, _VERSION)),
+    *((_NOTHING, _ITEM), (_NOTHING, _EMBEDDINGS), (_SALT, _EMPTY), (_SALT, _ADAPTER)),
+    *((_ADAPTER, _VERSION), (_ITEM, _EMBEDDINGS), (_ITEM, _OTHER), (_ITEM, _FURTHER)),
+    *((_OTHER, _TWO), (_SALT, _BOTH), (_ADAPTER, _BOTH), (_BOTH, _TURNED)),
+)
+"""Extra keys that are alike but for one thing: one is there or not, its kind, its text, its place; or their order."""
+
 _AMID_KINDS = ("full", "full", "full", "window", "chunk", "mla", "aligned")
 
 
@@ -112,9 +122,8 @@ class Scenes(SafeCalls):
     @step(when=can_come, weight=2)
     def tell_apart(self, data: Drawing) -> None:
         """Two requests have the same tokens and other extra keys: what the one leaves is not the other's."""
-        # neighbours are alike but for their kind, their text or their place
-        place, by = data.draw(st.integers(0, len(EXTRA_KEYS) - 1)), data.one_of([1, 1, 2, 3])
-        keys = [EXTRA_KEYS[place], EXTRA_KEYS[(place + by) % len(EXTRA_KEYS)]]
+        turns, place = divmod(4 * data.draw(st.integers(0, len(EXTRA_KEYS) - 1)) + data.one_of(range(4)), len(_ALIKE))
+        keys = _ALIKE[place][:: -1 if turns % 2 else 1]
         ids = self.unused()
         name, tokens = data.one_of(ids), self.some_tokens(data)
         prompt = data.one_of([len(tokens), data.draw(st.integers(1, len(tokens)))])  # the rest is generated

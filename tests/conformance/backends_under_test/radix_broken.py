@@ -76,6 +76,14 @@ class LeavesKindsOut(CacheManager):
         return frozenset(sha256(text.encode()).digest() if isinstance(text, str) else text for text in texts)
 
 
+class LeavesPlacesOut(CacheManager):
+    """Items are told by their content, wherever they stand."""
+
+    def extra_keys(self, request: Any, start: int, end: int) -> Hashable:
+        keys: Any = super().extra_keys(request, start, end)
+        return frozenset((type(key), astuple(key)[0]) for key in keys)
+
+
 class OnePageShort(CacheManager):
     """The last page of a hit is left out."""
 
@@ -240,6 +248,7 @@ _TREES: Sequence[tuple[type[RadixTree], set[str]]] = (
 _MANAGERS: Sequence[tuple[type[CacheManager], set[str]]] = (
     (ForgetsExtraKeys, {"HASH-2", "MAN-6"}),
     (LeavesKindsOut, {"HASH-2", "MAN-6"}),
+    (LeavesPlacesOut, {"HASH-2", "MAN-6"}),
     (OnePageShort, {"MAN-1", "HIT-1"}),
     (HitsEverything, {"MAN-1"}),
     (LeaksOnAbort, {"POOL-10", "MAN-2"}),
