@@ -177,3 +177,23 @@ def a_batch_frees_at_its_begin(fast: ModuleType, self: Any, *args: Any, **option
         return fast.CacheManager.allocate_slots_batch(self, *args, **options)
     finally:
         del coordinator.remove_skipped_pages
+
+
+@seeded(FORESEEN, "MAN-13", "batch", also=("R1",), by="CacheManager.allocate_slots_batch")
+def drafts_enter_states(fast: ModuleType, self: Any, slots: Any, computed: Any, *args: Any, **options: Any) -> Any:
+    """A step whose requests have computed all that they have slots for is no further looked at: drafts of states, too.
+
+    As where drafts were rolled back in recurrent states (mlx-lm).
+    """
+    slots, computed = _listed(slots), _listed(computed)
+    try:
+        return fast.CacheManager.allocate_slots_batch(self, slots, computed, *args, **options)
+    except ValueError as refused:
+        live = self.coordinator.live
+        if "[MAN-13]" not in str(refused) or computed != [live.num_slots[slot] for slot in slots]:
+            raise
+        self.coordinator.has_states = False
+        try:
+            return fast.CacheManager.allocate_slots_batch(self, slots, computed, *args, **options)
+        finally:
+            self.coordinator.has_states = True

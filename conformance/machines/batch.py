@@ -416,6 +416,7 @@ class Batch(BatchSteps):
         row = self.row_of("allocate_slots_batch")[1]
         spoilt = functools.partial(self.spoilt, row)
         kinds: list[Callable[[Drawing], Call]] = [spoilt, self.step_badly, self.step_badly_again]
+        kinds += [self.accept_drafts] * (3 if self.world.has_states else 0)
         call = data.one_of(kinds)(data)
         spelled = {}
         for name, value in call.arguments.items():
@@ -478,6 +479,26 @@ class Batch(BatchSteps):
         arrays = {name: Spelled(array, tuple(good[name])) for name in ("slots", "rows")}
         given = good | arrays | {"tables": data.one_of([few, few, others])}
         return self.call_of("allocate_slots_batch", MANAGER_REF, **given)
+
+    def accept_drafts(self, data: Drawing) -> Call:
+        """Requests with states go on from drafts in their look-ahead slots, all of which a step has accepted (MAN-13).
+
+        To a backend such a step may look like any other in which each request has computed all that it has slots for.
+        """
+        asked = self.draw_step(data)
+        most = self.max_model_len - 1
+        ahead = [int(computed + new < most) for computed, new in zip(asked.computed, asked.new, strict=True)]
+        self.step_together(data, replace(asked, lookahead=ahead))
+        cases = {name: self.cases[name] for name in asked.names}
+        names = [name for name, case in cases.items() if case.given < case.slots <= most]
+        computed = [cases[name].slots for name in names]
+        return self.call_of(
+            "allocate_slots_batch",
+            MANAGER_REF,
+            **self.arguments(
+                replace(asked, names=names, computed=computed, new=[1] * len(names), lookahead=[0] * len(names))
+            ),
+        )
 
     def numbers(self, asked: Step, good: dict[str, Any]) -> list[dict[str, Any]]:
         """A number that is impossible for the last request, those before it being fine."""
