@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 from math import lcm
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +15,17 @@ if TYPE_CHECKING:
 
 _ACTS = ("_tidy", "_forget", "_rank", "_move", "_go", "_mirror", "_return", "_carry", "_come_together", "_go_on")
 """What is done often in some lives, a few of these in each."""
+
+_PAIRS_OF_ACTS = tuple(combinations(_ACTS, 2))
+"""What is done often in the lives of one seed in turn, so that each of them meets each other one."""
+
+_NEEDS = {
+    "_tidy": "enable_events",
+    "_rank": "max_pinned_pages",
+    "_move": "num_host_pages",
+    "_carry": "num_host_pages",
+}
+"""The options with which all of an act is possible."""
 
 T = TypeVar("T")
 
@@ -33,6 +45,9 @@ _SHORT = 16
 
 _MOST_RANKED = 500
 """Pages of a pool whose policy the specification can follow: it looks at all of them where it takes one."""
+
+_MOST_TOKENS = 400_000
+"""The most tokens that requests which come at once share, all of them together: the specification hashes each."""
 
 _EVERYONE = 10_000
 
@@ -55,7 +70,8 @@ _GIVING_BACK = ("window", "chunk", "full window", "full chunk")
 _LETTING_GO = ("window", "full window", "full window", "full chunk", "full aligned", "full aligned", "window aligned")
 """Groups of which the last one lets go of pages while a request is live."""
 
-_POLICIES: tuple[dict[str, Any], ...] = ({"eviction": "reuse"}, {"eviction": "adaptive"})
+_POLICIES: tuple[dict[str, Any], ...] = (*({},) * 3, *({"eviction": "reuse"}, {"eviction": "adaptive"}) * 2)
+"""What chooses the pages that go first."""
 
 _OPTIONS: tuple[dict[str, Any], ...] = (
     {},
@@ -64,7 +80,6 @@ _OPTIONS: tuple[dict[str, Any], ...] = (
     {"max_pinned_pages": 4096, "enable_events": True, "counter_sampling": 1, "num_host_pages": 4096},
     {"max_pinned_pages": 200, "max_pinned_pages_per_salt": 40, "num_host_pages": 300, "enable_events": True},
     {"unhashed_first": True, "max_pinned_pages": 50},
-    *_POLICIES,
 )
 
 
@@ -75,8 +90,8 @@ _OPTIONS_OF_SHARDS: tuple[dict[str, Any], ...] = (
     {"placement": "prefix", "num_host_pages": 40},
 )
 
-_SHARDED = (False, False, False, True, False, False, False, False)
-"""Whether the manager of a life has shards, in the lives of one seed in turn."""
+_SHARDED = (False, False, False, True, False)
+"""Whether the manager of a life has shards, in the lives of one seed in turn, where what is done often allows it."""
 
 
 class Chance(Source):
@@ -136,7 +151,7 @@ class Life:
         self._number = 0
         self._now = 0.0
         self._served = ""  # the request that came just now and is to go on alone, if there is one
-        self._often = chance.some(_ACTS, 3, 2)
+        self._often = {*_dealt(seed, number, _PAIRS_OF_ACTS), *chance.some(_ACTS, 1)}
         self._theme = "small" if is_small else _dealt(seed, number, ["many", "long", "any", "decoding"])
         self._commits = self._theme == "long" and chance.one_of([True, False])  # which compiles a program each time
         self._decodes = self._theme == "decoding"  # a few requests, for long, whose windows leave pages behind
@@ -148,7 +163,8 @@ class Life:
             self.rows = chance.size(_FEW_LIVE) if self._decodes else self._sized("many", MOST_CALLS)
         self.rows = MOST_CALLS if self._shares else self.rows
         self.world = self._small_world() if is_small else self._world()
-        self.shards = self._some_shards() if _dealt(seed, number, _SHARDED) else 0
+        is_sharded = self._often.isdisjoint(("_rank", "_carry")) and _dealt(seed, number, _SHARDED)
+        self.shards = self._some_shards() if is_sharded else 0
         self.world = replace(self.world, options=exact_times(number) | self.world.options)
         has_prompt = self._theme not in ("many", "small") and chance.integer(0, 1)
         self.prompt = self._large(max(self.world.max_model_len // 2, 1)) if has_prompt else 0
@@ -168,9 +184,9 @@ class Life:
         )
         room = max(listed, self.rows) * chance.one_of([2, 4, 4, 8] if self._theme == "many" else [1, 1, 2, 4])
         room *= len(kinds)
-        options = {} if self._decodes else dict(_dealt(self._seed, self._life, _OPTIONS))
-        if (self._shares or self._theme == "long") and "eviction" in options:
-            options = {}  # a policy's pool has no room for them
+        options = {} if self._decodes else self._options()
+        if not (self._decodes or self._shares or self._theme == "long"):  # a policy's pool has no room for them
+            options |= _dealt(self._seed, self._life, _POLICIES)
         if "eviction" in options:
             listed, room = min(listed, _MOST_RANKED // 8), min(room, _MOST_RANKED)
         if any(group.gives_back for group in groups) and (self._decodes or chance.integer(0, 1)):
@@ -194,11 +210,16 @@ class Life:
         kinds = (chance.one_of(_LETTING_GO) if self._serves else dealt).split()
         groups = tuple(self._small_group(kind, place == len(kinds)) for place, kind in enumerate(kinds, 1))
         held = sum(2 if self._serves and g.gives_back else -(-_SHORT // g.page_size) for g in groups)
-        options = dict(_dealt(self._seed, self._life, (*_OPTIONS, *_POLICIES, *_POLICIES, *_POLICIES)))
+        options = self._options() | _dealt(self._seed, self._life, _POLICIES)
         if any(group.gives_back for group in groups) and chance.rarely():
             options["retention_interval"] = chance.one_of([None, 4 * lcm(*(group.page_size for group in groups))])
         room = chance.integer(1, 3) if self._serves else chance.integer(2, held + 2)
         return World(held + room, groups, _SHORT, True, chance.rarely(), options)
+
+    def _options(self) -> dict[str, Any]:
+        """Some options, of those with which what is done often is possible."""
+        needed = {_NEEDS[act] for act in self._often if act in _NEEDS}
+        return dict(_dealt(self._seed, self._life, [given for given in _OPTIONS if needed <= given.keys()]))
 
     def _small_group(self, kind: str, is_last: bool) -> Group:
         """A group with small pages.
@@ -330,7 +351,7 @@ class Life:
         room = max(self.rows - len(soak.running()), 1)
         count = room if opens else self._large(room)
         shared = self._large(max(self.world.max_model_len // 2, 1)) if opens or chance.integer(0, 2) else 0
-        shared = max(shared, self.prompt)
+        shared = max(min(shared, _MOST_TOKENS // count), self.prompt)
         first = self._number + 1
         self._plans.append(("come_many", (first, count, chance.size(2 * self.world.unit), shared)))
         if soak.offers("manager", "get_num_common_prefix_pages") and chance.integer(0, 1):
@@ -409,13 +430,13 @@ class Life:
         acts += [("take_events", ())] * 2 if "enable_events" in soak.options else []
         if soak.running() and soak.offers("manager", "cache_pages"):
             acts.append(("publish", (self._some(soak.running()),)))
-        self._plans += [self._chance.one_of(acts)] if acts else []
+        self._plans += self._chance.some(acts, 2, 1)
 
     # -- What is cached -----------------------------------------------------------------------------------------
 
     def _forget(self, soak: "Soak") -> None:
         chance = self._chance
-        if chance.integer(0, 3 if self._theme == "small" else 7) == 0:
+        if chance.integer(0, 2 if self._theme == "small" else 7) == 0:
             self._plans += [("go_many", (_EVERYONE, False)), *self._letting_go(soak), ("reset", ())]
         elif soak.offers("pool", "evict_pages"):
             first = chance.integer(1, self.world.num_pages - 1)
