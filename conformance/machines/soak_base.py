@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
@@ -169,7 +169,7 @@ class SoakBase(Machine):
             wanted = {name: value for name, value in wanted.items() if "pinned" not in name}
         made = "ShardedCacheManager" if self.shards else "CacheManager"
         if not self.backend.names.accepts(made, "use_eagle"):
-            world = replace(world, use_eagle=False)
+            world = world.without_eagle()
         self.options = pool_options((self.spec.names, self.backend.names), made, wanted)
         self.world, self.rows = world, rows
         shown = "".join(f", {name}={value!r}" for name, value in self.options.items())

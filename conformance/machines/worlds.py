@@ -167,13 +167,19 @@ class World:
         """The same, or what comes next to it that a backend takes.
 
         A backend that lacks groups takes one of full attention. One that takes some, and not all of them together, says
-        so by ``kvproof_takes_groups(groups, use_eagle)``.
+        so by ``kvproof_takes_groups(groups, use_eagle)``; else it takes the kinds whose declarations it has.
         """
         if "groups" in names.lacks:
             return self.plain()
-        if not names.offers("kvproof_takes_groups"):
+        if names.offers("kvproof_takes_groups"):
+            takes = names.get("kvproof_takes_groups")
+        elif all(names.offers(_CLASSES[group.kind]) for group in self.groups if group.kind != "full"):
             return self
-        takes = names.get("kvproof_takes_groups")
+        else:
+
+            def takes(groups: Sequence[Group], _: bool) -> bool:
+                return all(group.kind == "full" or names.offers(_CLASSES[group.kind]) for group in groups)
+
         known = [replace(group, flagged=False) for group in self.groups]
         known += [replace(group, kind="state") for group in known if group.kind == "aligned"]
         behind_full = [(Group("full", group.page_size), group) for group in known] if len(self.groups) > 1 else []
@@ -187,6 +193,10 @@ class World:
         """The same with one group of full attention, for a backend that knows no others."""
         size = self.groups[0].page_size if self.groups else 1
         return replace(self, groups=(Group("full", size),), use_eagle=False)
+
+    def without_eagle(self) -> "World":
+        """The same for a backend that knows no Eagle: no group is flagged for it."""
+        return replace(self, use_eagle=False, groups=tuple(replace(group, flagged=False) for group in self.groups))
 
     @property
     def unit(self) -> int:

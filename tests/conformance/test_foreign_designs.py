@@ -101,6 +101,38 @@ def test_a_manager_needs_three_arguments_and_may_give_lists_of_pages(machine: st
     assert found.missing or accused(found) == []
 
 
+class Windows(Plain):
+    """Knows full attention and windows, and neither states nor Eagle."""
+
+    def __init__(self, num_pages: int, kv_cache_groups: Any, max_model_len: int) -> None:
+        for group in kv_cache_groups:
+            if not isinstance(group.kv_cache_spec, spec.FullAttentionSpec | spec.SlidingWindowSpec):
+                raise RuntimeError(f"{group} is of no kind that it knows")
+            if group.is_eagle_group:
+                raise RuntimeError("no Eagle")
+        super().__init__(num_pages, kv_cache_groups, max_model_len)
+
+
+_DECLARED = ("CacheGroupSpec", "FullAttentionSpec", "SlidingWindowSpec")
+_OTHERS = ("ChunkedLocalAttentionSpec", "MLAAttentionSpec", "MambaSpec")
+
+
+def takes_windows(groups: Any, use_eagle: bool) -> bool:
+    return not use_eagle and all(group.kind in ("full", "window") for group in groups)
+
+
+def test_a_manager_is_given_the_kinds_of_groups_that_it_has() -> None:
+    names = {name: getattr(spec, name) for name in _DECLARED}
+    backend = Backend("windows", SimpleNamespace(CacheManager=Windows, **names))
+    assert accused(held("safe-soak", backend, 2)) == []
+
+
+def test_a_manager_says_which_groups_it_takes() -> None:
+    names = {name: getattr(spec, name) for name in (*_DECLARED, *_OTHERS)}
+    backend = Backend("windows", SimpleNamespace(CacheManager=Windows, kvproof_takes_groups=takes_windows, **names))
+    assert accused(held("safe-groups", backend, 40)) == []
+
+
 def test_a_manager_that_cannot_be_made_ends_no_soak() -> None:
     found = held("safe-soak", managers(Fails), 2)
     assert [deviation.clause for deviation in found.deviations] == ["MAN-2"]

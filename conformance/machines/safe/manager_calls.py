@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -61,7 +60,7 @@ class SafeCalls(SafeJudging):
         """See `ManagerMachine.build_managers`: without Eagle where the backend knows none."""
         self.hidden: set[int] = set()
         if not takes_parameter(self.backend.names.get("CacheManager"), "use_eagle"):
-            world = replace(world, use_eagle=False)
+            world = world.without_eagle()
         super().build_managers(world)
 
     def built_for_spec(self, call: Call) -> Call:
