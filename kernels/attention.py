@@ -55,8 +55,9 @@ def ragged_paged_attention(
 
     Logits are (q * q_scale) . (k * k_scale) * scale, then capped, then masked; sinks join the softmax's denominator;
     outputs are the weighted sums of v * v_scale. Rows with nothing to read give zeros, sinks or not (ATT-2). No
-    number outside of what a query may read changes its result, NaN included (ATT-3). Which rows decode and which
-    prefill is found out on the device. O(keys read * Hq * (D + Dv)).
+    number outside of what the queries of a sequence may read changes their results, NaN included (ATT-3); NaN in a
+    slot that one of them reads may show in those of the others. Which rows decode and which prefill is found out on
+    the device. O(keys read * Hq * (D + Dv)).
 
     Args:
         queries: `[T, Hq, D]`, float32, bfloat16 or float16; rows past the last sequence may hold anything (ATT-4).
