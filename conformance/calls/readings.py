@@ -175,20 +175,22 @@ def priorities(pool: Any, pages: Any) -> Any:
 
 def whole_state(manager: Any) -> Any:
     """The whole state as a snapshot has it, or by what error there is none."""
+    kinds = TypeError, IndexError, ValueError  # a refusal may be of a class derived from them
     try:
         return manager.snapshot()
     except Exception as error:
-        return type(error).__name__
+        return next((kind.__name__ for kind in kinds if isinstance(error, kind)), type(error).__name__)
 
 
 def slots(manager: Any, names: Any) -> Any:
     """The slots of requests, or by what error they have none."""
     found: Any = {}
+    kinds = TypeError, IndexError, ValueError  # a refusal may be of a class derived from them
     for name in names:
         try:
             found[name] = int(manager.slot_of(name))
         except Exception as error:
-            found[name] = type(error).__name__
+            found[name] = next((kind.__name__ for kind in kinds if isinstance(error, kind)), type(error).__name__)
     return found
 
 
@@ -267,19 +269,20 @@ def page_list(pages: Any, side: Any) -> object:
     given = list(pages)
     if "views" in side.names.lacks:
         return page_ids(given)
-    flaws = [
-        flaw
-        for flaw, wrong in (
-            ("not equal to a list of its pages", pages != given),
-            ("equal to a longer list", bool(pages == [*given, None])),
-            ("not a list of both when added behind a list", list(given + pages) != [*given, *given]),
-            ("not a list of both when a list is added", list(pages + given) != [*given, *given]),
-            ("of another length than its pages", len(pages) != len(given)),
-            ("no immutable sequence", hasattr(type(pages), "__setitem__") or hasattr(type(pages), "append")),
-            ("made of views that do not equal those of the pool", any(not _is_view(page, side) for page in given)),
-        )
-        if wrong
-    ]
+    of_list = (
+        ("not equal to a list of its pages", lambda: pages != given),
+        ("equal to a longer list", lambda: bool(pages == [*given, None])),
+        ("not a list of both when added behind a list", lambda: list(given + pages) != [*given, *given]),
+        ("not a list of both when a list is added", lambda: list(pages + given) != [*given, *given]),
+        ("of another length than its pages", lambda: len(pages) != len(given)),
+        ("no immutable sequence", lambda: hasattr(type(pages), "__setitem__") or hasattr(type(pages), "append")),
+    )
+    wrong = () if type(pages) is tuple else of_list  # nobody can change a tuple, or takes it for a list
+    others = (
+        "made of views that do not equal those of the pool",
+        lambda: any(not _is_view(page, side) for page in given),
+    )
+    flaws = [flaw for flaw, is_wrong in (*wrong, others) if is_wrong()]
     numbers = page_ids(given)
     return f"{numbers}, which is {' and '.join(flaws)}" if flaws else numbers
 

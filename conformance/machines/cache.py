@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from ..backends.levels import LEVELS
 from ..calls.cache import CACHES, COPIES, TOKENS, ints, tokens_of
 from ..calls.datum import Call, Ref, resolve
+from ..calls.deviation import attempt
 from ..calls.method import Method, Table
 from ..calls.values import signed
 from .arrays import Array, bits, exact, poisoned
-from .base import Both, Machine, Side
+from .base import Both, Machine, Nothing, Side
 from .calling import Calling, Calls
 from .draws import Drawing, some
 from .layouts import LatentLayout, Layout, takes_version
@@ -262,6 +263,17 @@ class Cache(CacheMachine, Calling):
         keys = replace(given["latents"], columns=None).array
         return keys, keys[..., : self.layout.dims[1]]
 
+    def require_traced(self) -> None:
+        """Leaves a step out where JAX cannot trace the backend's update, which then computes on the host."""
+        layout = self.layout
+        update = functools.partial(self.backend.names.get(layout.update), **layout.options)
+        tokens = [np.zeros((TOKENS, layout.heads, size), np.float32) for size in layout.dims]
+        slots, pages = np.full(TOKENS, -1, np.int32), self.backend.pages
+        made = attempt(lambda: jax.eval_shape(update, pages, *layout.tokens(*tokens), slots))
+        if isinstance(made.error, jax.errors.JAXTypeError):
+            self.session.lacks.add(f"{layout.update} under jit")
+            raise Nothing
+
     def can_donate(self) -> bool:
         """Whether the backend's cache is one of JAX; a program is compiled for one layout only."""
         plain = not self.layout.scaled and self.session.one_of_few("donated", self.layout, 1) == self.layout
@@ -282,15 +294,20 @@ class Cache(CacheMachine, Calling):
         self.calls.append(
             f"jit({self.layout.update}, donate_argnums=0)(pages, keys, values, {slots})  # of seed {seed}"
         )
+        self.require_traced()
         pages = jax.numpy.array(self.backend.pages)
         place = pages.unsafe_buffer_pointer()
-        written = update(pages, *(part.array for part in tokens.values()), mapping)
+        made = attempt(lambda: update(pages, *(part.array for part in tokens.values()), mapping))
+        if made.error is not None:
+            self.differ("CACHE-3", "a cache", str(made), made.error)
+        written: Any = made.value
         self.check("CACHE-3", "the cache's memory", place, written.unsafe_buffer_pointer)
         self.hold_update(self.backend.pages, written, slots, *self.keys_and_values(tokens))
 
     @step("CACHE-3", when=lambda self: not self.layout.scaled and hasattr(self.backend.pages, "sharding"))
     def too_many_slots(self, _: Drawing) -> None:
         """A cache with more slots than 32 bits number is refused: nothing of it has to exist for that."""
+        self.require_traced()
         layout = self.layout
         shape = replace(layout, num_pages=-(-(2**31) // layout.page_size)).shape
         dtype = self.parts(self.backend.pages)[0].dtype if layout.as_bits else np.dtype(layout.dtype)

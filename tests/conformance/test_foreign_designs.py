@@ -3,9 +3,10 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from kvproof import spec
+from kvproof import fast, spec
 from kvproof.conformance.backends.loading import Backend
 from kvproof.conformance.machines import MACHINES
 from kvproof.conformance.machines.soak_lives import first_token
@@ -141,3 +142,61 @@ def test_a_manager_that_cannot_be_made_ends_no_soak() -> None:
 def test_tokens_of_the_last_requests_of_a_long_life_fit_an_int32() -> None:
     assert max(map(first_token, range(10_000))) + 400_000 < 2**31
     assert first_token(1400) == 1_400_000_000
+
+
+# -- Types that the contract leaves open ------------------------------------------------------------
+
+
+class OwnValueError(ValueError):
+    """What an engine raises in the place of a ValueError."""
+
+
+class Tupled(fast.PagePool):
+    """Gives pages as tuples."""
+
+    def get_new_pages(self, num_pages: int) -> Any:
+        return tuple(super().get_new_pages(num_pages))
+
+    def get_cached_page(self, page_hash: Any, kv_cache_group_ids: Any) -> Any:
+        found = super().get_cached_page(page_hash, kv_cache_group_ids)
+        return None if found is None else tuple(found)
+
+
+class Raising(fast.CacheManager):
+    """Its refusals are of a class of its own, derived from the one that R1 asks for."""
+
+    def slot_of(self, request_id: str) -> int:
+        try:
+            return super().slot_of(request_id)
+        except ValueError as error:
+            raise OwnValueError(*error.args) from None
+
+    def snapshot(self) -> Any:
+        try:
+            return super().snapshot()
+        except ValueError as error:
+            raise OwnValueError(*error.args) from None
+
+
+@pytest.mark.parametrize(
+    ("machine", "name", "made"), [("pool", "PagePool", Tupled), ("batch", "CacheManager", Raising)]
+)
+def test_tuples_of_pages_and_own_errors_are_right_at_level_exact(machine: str, name: str, made: type) -> None:
+    backend = Backend("typed", SimpleNamespace(**{**{own: getattr(fast, own) for own in fast.__all__}, name: made}))
+    found = run_machine(MACHINES[machine], backend, 0, examples=12, shrink_seconds=0.2)
+    assert accused(found) == []
+
+
+def on_the_host(pages: Any, keys: Any, values: Any, slots: Any, **options: Any) -> Any:
+    """Takes arrays of either kind and gives numpy's, which JAX cannot trace."""
+    pages, keys, values, slots = (
+        np.asarray(given) if hasattr(given, "dtype") else given for given in (pages, keys, values, slots)
+    )
+    found = fast.kv_cache_update(pages, keys, values, slots, **options)
+    return np.asarray(found) if hasattr(found, "dtype") else found
+
+
+def test_an_update_that_computes_on_the_host_is_not_asked_for_under_jit() -> None:
+    backend = Backend("host", SimpleNamespace(kv_cache_update=on_the_host, copy_pages=fast.copy_pages))
+    found = run_machine(MACHINES["cache"], backend, 0, examples=24, shrink_seconds=0.2)
+    assert accused(found) == []
