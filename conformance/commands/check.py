@@ -99,7 +99,11 @@ def run_check(given: Given) -> int:
     lacks = tuple(sorted(backend.lacks))
     missing = [machine.missing(backend) for machine in options.machines]
     if all(missing):
-        raise BackendError(_offers_nothing(backend, dict.fromkeys(name for lacking in missing for name in lacking)))
+        begun = [machine for machine in options.machines if any(map(backend.offers, machine.needs))]
+        nearest = min((machine.missing(backend) for machine in begun), key=len, default=[])
+        raise BackendError(
+            _offers_nothing(backend, dict.fromkeys(name for lacking in missing for name in lacking), nearest)
+        )
     seed = secrets.randbelow(2**32) if given.seed is None else given.seed
     console = Console(emoji=False)
     if given.profile == "deep":
@@ -122,17 +126,20 @@ def run_check(given: Given) -> int:
     return COULD_NOT_RUN if report.interrupted and status == FINE else status
 
 
-def _offers_nothing(backend: Backend, missing: Iterable[str]) -> str:
+def _offers_nothing(backend: Backend, missing: Iterable[str], nearest: Sequence[str]) -> str:
     """Says that no machine can run on a backend, what it would need, and what may have been meant.
 
     Args:
         backend: the backend.
         missing: what the machines lack, in the words of `Machine.missing`.
+        nearest: what the machine lacks that lacks least, of those that find something; empty if none does.
     """
     said = f"backend {backend.name} offers nothing that the machines need: it has no"
     begun = [name for name in missing if backend.offers(re.split(r"[.(]", name)[0])]
     if begun:
         return f"{said} {', '.join([name for name in begun if ': its ' in name] or begun)}"
+    if nearest:
+        return f"{said} {', '.join(nearest)}"
     names = [name for name in missing if name.isidentifier()]
     holders = [name for name in vars(backend.holder) if not name.startswith("_")] if ":" not in backend.name else []
     meant = [name for name in holders if any(hasattr(getattr(backend.holder, name), known) for known in names)]

@@ -17,7 +17,8 @@ _INT32 = 1 << 31
 _QUOTED = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
 
 _TOKENS = re.compile(
-    rf"([Rr]equest\((?:{_QUOTED}|[^\[]*?), |grows by |of tokens |sampled token |token_ids=|\btokens=)"
+    rf"([Rr]equest\((?:{_QUOTED}|[^\[]*?), |grows by |of tokens |sampled token |token_ids=|\btokens="
+    r"|token_ids\[\d+\] = )"
     rf"([\[(]?)({_NUMBERS})?([\])]?)"
 )
 """Where a request's tokens stand in a call."""

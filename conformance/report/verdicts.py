@@ -142,9 +142,11 @@ class Report:
                 return "the run was interrupted before a machine that checks it began"
             return "no machine of this run checks it"
         if self.verdict(clause) == "not offered":
-            lacks = min((machine.missing or machine.lacks for machine in checking), key=len)
-            whole = [name for name in lacks if name.isidentifier() and name[0].isupper()]
-            return f"the backend has no {', '.join(whole[:1] or lacks)}"
+            lacking = [list(machine.missing or machine.lacks) for machine in checking]
+            classes = [[name for name in lacks if name.isidentifier() and name[0].isupper()] for lacks in lacking]
+            whole = next(iter(sorted(filter(None, classes), key=len)), [])  # what lacks the class lacks all else of it
+            fewest = min(lacking, key=len)
+            return f"the backend has no {', '.join(whole[:1] or fewest)}"
         ran = [machine for machine in checking if not machine.missing]
         if any(machine.deviations for machine in ran):
             return "deviations from other clauses left too few comparisons"

@@ -8,6 +8,7 @@ import pytest
 
 from kvproof import fast, spec
 from kvproof.conformance.backends.loading import Backend
+from kvproof.conformance.cli import main
 from kvproof.conformance.machines import MACHINES
 from kvproof.conformance.machines.soak_lives import first_token
 from kvproof.conformance.search.runner import MachineReport, run_machine
@@ -200,3 +201,14 @@ def test_an_update_that_computes_on_the_host_is_not_asked_for_under_jit() -> Non
     backend = Backend("host", SimpleNamespace(kv_cache_update=on_the_host, copy_pages=fast.copy_pages))
     found = run_machine(MACHINES["cache"], backend, 0, examples=24, shrink_seconds=0.2)
     assert accused(found) == []
+
+
+class Hashing:
+    """Has one of the functions that the machine of hashes needs."""
+
+    hash_page_tokens = init_none_hash = sha256 = staticmethod(spec.hash_page_tokens)
+
+
+def test_who_has_the_beginning_of_something_is_told_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--backend", f"{__name__}:Hashing"]) == 2
+    assert capsys.readouterr().err.rstrip().endswith("machines need: it has no hash_request_tokens")

@@ -4,6 +4,7 @@ import io
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -238,6 +239,17 @@ def test_tokens_are_redacted_and_stay_equal() -> None:
     assert f"({seven}, {eight})" in found.before["keys"]
     assert "x01" not in found.before["keys"], "who guesses tokens could compare digests"
     assert found.before["free pages"] == "[]"
+
+
+def test_a_token_that_a_request_changes_is_redacted() -> None:
+    """SEC-2: machine secrets does that to one that is swapped out."""
+    call = "request.all_token_ids[0] = 1987654321"
+    found = replace(
+        FOUND, machines=[replace(FOUND.machines[0], deviations=[Deviation("MAN-6", "", "", (call,), {}, {})])]
+    )
+    key = Redaction(b"key")
+    (line,) = redacted(found, key).machines[0].deviations[0].calls
+    assert line == f"request.all_token_ids[0] = {key.token(1_987_654_321)}"
 
 
 class Losing(CacheManager):
