@@ -99,11 +99,10 @@ def run_check(given: Given) -> int:
     lacks = tuple(sorted(backend.lacks))
     missing = [machine.missing(backend) for machine in options.machines]
     if all(missing):
-        begun = [machine for machine in options.machines if any(map(backend.offers, machine.needs))]
-        nearest = min((machine.missing(backend) for machine in begun), key=len, default=[])
-        raise BackendError(
-            _offers_nothing(backend, dict.fromkeys(name for lacking in missing for name in lacking), nearest)
-        )
+        wanting = zip(options.machines, missing, strict=True)
+        begun = [lacking for machine, lacking in wanting if any(map(backend.offers, machine.needs))]
+        every = dict.fromkeys(name for lacking in missing for name in lacking)
+        raise BackendError(_offers_nothing(backend, every, min(begun, key=len, default=[])))
     seed = secrets.randbelow(2**32) if given.seed is None else given.seed
     console = Console(emoji=False)
     if given.profile == "deep":

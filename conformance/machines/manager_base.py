@@ -63,8 +63,8 @@ class ManagerMachine(ManagerBlame, Calling):
         world = world.within(self.backend.names)
         if world.groups != wanted_groups:
             self.lacks("groups")
-        flags = self.backend.names.flags(self.made, *((world.caching, True) if world.use_eagle else (world.caching,)))
-        if not flags:
+        self.flags = self.backend.names.flags(self.made, *world.flags)
+        if not self.flags:
             world = replace(world, caching=True)
         if self.lacks("iterables"):
             world = replace(world, spellings=tuple(known for known in world.spellings if known in LISTED))
@@ -74,9 +74,8 @@ class ManagerMachine(ManagerBlame, Calling):
                 del wanted[option]
         options = pool_options((self.spec.names, self.backend.names), self.made, wanted)
         self.world, self.options, self.cases, self.ghost = world, options, {}, Ghost(world.groups)
-        self.flags = flags
         call = self.built(0)
-        line, of_spec = f"manager = {self.construction(world, flags)}", self.things(self.built_for_spec(call))
+        line, of_spec = f"manager = {self.construction()}", self.things(self.built_for_spec(call))
         self.build_things(line, "MAN-2", self.things(call), of_spec)
         self.watch(*self.state_fields())
 
@@ -93,12 +92,13 @@ class ManagerMachine(ManagerBlame, Calling):
         """Whether the backend's manager can be told which lengths to keep (RET-1)."""
         return self.backend.names.accepts(self.made, "retention_interval")
 
-    def construction(self, world: World, flags: tuple[bool, ...]) -> str:
+    def construction(self) -> str:
         """The call of the constructor as a report shows it."""
+        world = self.world
         shown = "".join(f", {name}={getattr(value, '__name__', repr(value))}" for name, value in self.options.items())
         numbers = ", ".join(map(str, (*self.first, world.num_pages)))
         line = f"{numbers}, [{', '.join(map(str, world.groups))}], max_model_len={world.max_model_len}"
-        named = "".join(f", {name}={flag}" for name, flag in zip(("caching", "use_eagle"), flags, strict=False))
+        named = "".join(f", {name}={flag}" for name, flag in zip(("caching", "use_eagle"), self.flags, strict=False))
         return f"{self.made}({line}{named}{shown})"
 
     def built(self, number: int) -> Call:

@@ -208,7 +208,7 @@ class SoakBase(Machine):
         world, names = self.world, side.names
         groups = [group.declared(n, names, self.spec.names) for n, group in enumerate(world.groups)]
         made, first = ("ShardedCacheManager", (self.shards,)) if self.shards else ("CacheManager", ())
-        flags = self.backend.names.flags(made, *((True, True) if world.use_eagle else (True,)))
+        flags = self.backend.names.flags(made, *world.flags)
         options = self.options_of(side)
         manager = names.get(made)(*first, world.num_pages, groups, world.max_model_len, *flags, **options)
         return self._of(side, manager) | self.new_tables(names)

@@ -1,5 +1,6 @@
 """The worlds that the manager machines draw: which cache groups, how many pages, which options."""
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations, product
@@ -171,15 +172,8 @@ class World:
         """
         if "groups" in names.lacks:
             return self.plain()
-        if names.offers("kvproof_takes_groups"):
-            takes = names.get("kvproof_takes_groups")
-        elif all(names.offers(_CLASSES[group.kind]) for group in self.groups if group.kind != "full"):
-            return self
-        else:
-
-            def takes(groups: Sequence[Group], _: bool) -> bool:
-                return all(group.kind == "full" or names.offers(_CLASSES[group.kind]) for group in groups)
-
+        own = "kvproof_takes_groups"
+        takes = names.get(own) if names.offers(own) else functools.partial(_has_kinds, names)
         known = [replace(group, flagged=False) for group in self.groups]
         known += [replace(group, kind="state") for group in known if group.kind == "aligned"]
         behind_full = [(Group("full", group.page_size), group) for group in known] if len(self.groups) > 1 else []
@@ -197,6 +191,11 @@ class World:
     def without_eagle(self) -> "World":
         """The same for a backend that knows no Eagle: no group is flagged for it."""
         return replace(self, use_eagle=False, groups=tuple(replace(group, flagged=False) for group in self.groups))
+
+    @property
+    def flags(self) -> tuple[bool, ...]:
+        """What a manager is told by position: whether it caches, and that there is an Eagle model if there is one."""
+        return (self.caching, True) if self.use_eagle else (self.caching,)
 
     @property
     def unit(self) -> int:
@@ -241,6 +240,11 @@ class World:
         """Worlds with a few pages fewer."""
         fewest = max(self.num_pages - _MOST_FEWER, 2)
         yield from (replace(self, num_pages=number) for number in range(self.num_pages - 1, fewest - 1, -1))
+
+
+def _has_kinds(names: Backend, groups: Sequence[Group], _: bool) -> bool:
+    """Whether a backend has the declarations of some groups; every manager knows full attention."""
+    return all(group.kind == "full" or names.offers(_CLASSES[group.kind]) for group in groups)
 
 
 def _sizes(count: int, multiples: Sequence[int]) -> list[tuple[int, ...]]:

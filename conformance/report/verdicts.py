@@ -144,7 +144,7 @@ class Report:
         if self.verdict(clause) == "not offered":
             lacking = [list(machine.missing or machine.lacks) for machine in checking]
             classes = [[name for name in lacks if name.isidentifier() and name[0].isupper()] for lacks in lacking]
-            whole = next(iter(sorted(filter(None, classes), key=len)), [])  # what lacks the class lacks all else of it
+            whole = min(filter(None, classes), key=len, default=[])  # what lacks the class lacks all else of it
             fewest = min(lacking, key=len)
             return f"the backend has no {', '.join(whole[:1] or fewest)}"
         ran = [machine for machine in checking if not machine.missing]

@@ -16,7 +16,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from ..dispatch import kernel_output
 from ..options import AnyOptions
 from ..score_units import exponent_unit
-from .geometry import ROWS, Geometry, LatentGeometry, itemsize_of, swizzle_of
+from .geometry import ROWS, WIDEST_SWIZZLE, Geometry, LatentGeometry, itemsize_of, swizzle_of
 from .launch import Interpret, launch, memory
 from .products import Warpgroup, by_row, commit
 from .schedule import MULTIPROCESSORS
@@ -81,7 +81,7 @@ def combine(
     many = count * blocks * v_dim > MULTIPROCESSORS // 2 * _COLUMNS
     columns = _COLUMNS if many and v_dim % _COLUMNS == 0 else _COLUMNS // 2
     unit = exponent_unit(options)
-    group = Warpgroup(interpret is not None, itemsize_of(geometry.dtype), swizzle=128)
+    group = Warpgroup(interpret is not None, itemsize_of(geometry.dtype), swizzle=WIDEST_SWIZZLE)
     inputs = [begins, counts, *parts]
     if sinks is not None:
         inputs.append(jnp.pad(sinks.reshape(-1), (0, blocks * ROWS - part_rows)))

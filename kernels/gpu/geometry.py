@@ -9,7 +9,10 @@ import jax.numpy as jnp
 from ..layout import CacheLayout, round_up
 from .tiles import TILE_KEYS, ScaleRows, Tiles, cut, scale_rows
 
-__all__ = ["CONSUMERS", "ROWS", "SMEM_BYTES", "TURNED_GAP", "Geometry", "LatentGeometry", "itemsize_of", "swizzle_of"]
+__all__ = [
+    *("CONSUMERS", "ROWS", "SMEM_BYTES", "TURNED_GAP", "WIDEST_SWIZZLE", "Geometry", "LatentGeometry", "itemsize_of"),
+    "swizzle_of",
+]
 
 CONSUMERS = 2
 """Warpgroups that multiply; one more copies."""
@@ -26,7 +29,7 @@ TURNED_GAP = 16
 JAX 0.10 takes an array that is turned for one in its own order, unless there is something between its rows.
 """
 
-_WIDEST_SWIZZLE = 128
+WIDEST_SWIZZLE = 128
 """Bytes of the widest swizzle that there is."""
 
 _MOST_STAGES = 6
@@ -45,7 +48,7 @@ def itemsize_of(dtype: Any) -> int:
 
 def swizzle_of(columns: int, itemsize: int) -> int:
     """The widest swizzle, in bytes, that divides rows of a number of elements: 128, 64 or 32; 0 if none does. O(1)."""
-    for swizzle in (_WIDEST_SWIZZLE, 64, 32):
+    for swizzle in (WIDEST_SWIZZLE, 64, 32):
         if columns * itemsize % swizzle == 0:
             return swizzle
     return 0
@@ -187,7 +190,7 @@ class Geometry:
     @property
     def swizzle(self) -> int:
         """The swizzle of what is multiplied, in bytes: one for all, as the tensor cores take no two of them at once."""
-        return min(self.chunk * itemsize_of(self.dtype), _WIDEST_SWIZZLE)
+        return min(self.chunk * itemsize_of(self.dtype), WIDEST_SWIZZLE)
 
     @property
     def differ(self) -> bool:

@@ -23,7 +23,7 @@ from ..ragged import clean_table, owners, ragged
 from ..score_units import exponent_unit, scores_of
 from .combine import Parts, combine
 from .dead_keys import clean_latents, masked
-from .geometry import CONSUMERS, ROWS, LatentGeometry, itemsize_of, swizzle_of
+from .geometry import CONSUMERS, ROWS, WIDEST_SWIZZLE, LatentGeometry, itemsize_of, swizzle_of
 from .item import Inputs, Item, Scratch
 from .launch import Interpret, launch, memory
 from .products import Warpgroup, by_row, commit, settled
@@ -140,7 +140,7 @@ def decode_parts(
         kernel_output((num_rows,), jnp.float32),
         kernel_output((num_rows,), jnp.float32),
     )
-    group = Warpgroup(interpret is not None, itemsize_of(geometry.dtype), swizzle=128)
+    group = Warpgroup(interpret is not None, itemsize_of(geometry.dtype), swizzle=WIDEST_SWIZZLE)
 
     def body(*refs: Any, **scratch: Any) -> None:
         *given, mixed, tops, totals = refs
@@ -194,7 +194,7 @@ def finished(
         `[T, Hq, R]` of the geometry's dtype; anything for tokens in no block.
     """
     heads, count, size = geometry.heads, blocks.items.shape[1], geometry.query_rows
-    group = Warpgroup(interpret is not None, itemsize_of(geometry.dtype), swizzle=128)
+    group = Warpgroup(interpret is not None, itemsize_of(geometry.dtype), swizzle=WIDEST_SWIZZLE)
 
     def body(*refs: Any, **scratch: Any) -> None:
         *given, first, end, out = refs

@@ -27,10 +27,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-__all__ = ["Warpgroup", "by_column", "by_row", "commit", "settled"]
+from .tiles import TILE_KEYS
 
-_ROWS = 64
-"""Rows of a stored tile."""
+__all__ = ["Warpgroup", "by_column", "by_row", "commit", "settled"]
 
 _SUMS: Any = plgpu.WGMMAAccumulatorRef
 
@@ -201,12 +200,12 @@ def by_column(numbers: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def _widened(swizzle: int) -> Any:
     """The layout in which tiles of one-byte numbers are read, and written as 16-bit ones, without bank conflicts.
 
-    The compiler's own for copies of 16-bit numbers whose rows in a tile have so many columns.
+    It is the compiler's own for copies of 16-bit numbers, in a tile as wide as what is read.
 
     Args:
-        swizzle: of what is read, in bytes.
+        swizzle: of what is read, in bytes: as many columns of one-byte numbers.
     """
-    return plgpu.Layout.SMEM_GMEM_COPY((_ROWS, swizzle), jnp.float16, 2 * swizzle)
+    return plgpu.Layout.SMEM_GMEM_COPY((TILE_KEYS, swizzle), jnp.float16, 2 * swizzle)
 
 
 def _pairs(rows: int) -> Any:

@@ -40,7 +40,7 @@ class BarePool:
 
     def get_new_pages(self, num_pages: int) -> list[Any]:
         if type(num_pages) is bool or not 0 <= num_pages <= len(self._free):
-            raise RuntimeError("not so many")
+            raise RuntimeError(f"{num_pages} pages are not free")
         return [self._views[self._free.pop()] for _ in range(num_pages)]
 
     def free_pages(self, ordered_pages: Any) -> None:
