@@ -159,7 +159,7 @@ class Shards(SwapSteps):
 
     # -- Faults -----------------------------------------------------------------------------------------------
 
-    @step("POOL-12", when=lambda self: self.cases)
+    @step("MAN-3", "MAN-4", "MAN-8", "POOL-12", when=lambda self: self.cases)
     def misuse_shards(self, data: Drawing) -> None:
         """Hits of two shards or of another manager's, shards that there are not, what is wrong in any case."""
         name = data.one_of(list(self.cases))
