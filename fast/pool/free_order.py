@@ -375,6 +375,9 @@ class FreeOrder:
         assert _is_heap(self._level_heap), f"PIN-2: no heap of levels {self._level_heap}: {state}"
         assert all(self._levels.values()), f"PIN-2: an empty level: {state}"
         assert self._num_in_levels == sum(map(len, self._levels.values())), f"PIN-2: {self._num_in_levels}: {state}"
+        noted = [] if self._policy is None else self._policy.noted_pages()
+        in_levels = [page for level in self._levels.values() for page in level if page in noted]
+        assert not in_levels, f"EVICT-1: marks of {noted} are needed, {in_levels} are free: {state}"
         for priority, level in self._levels.items():
             assert all(priorities.get(page) == priority for page in level), f"PIN-2: {state}"
         assert not any(priorities.get(page) for page in self._log.order().tolist()), (

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from kvproof.spec.pool.marks import Marks as SpecMarks
 from kvproof.spec.pool.page_keys import PageKeys
 
 from ..bench.eviction import families
+from ..cache_groups import window
 from ..strategies import PlainRequest
 
 FAMILIES = families(seed=0)
@@ -155,6 +157,45 @@ def test_a_log_of_batches_is_a_stack_of_queues(data: st.DataObject) -> None:
         assert other.order().tolist() == once
         log.check()
         other.check()
+
+
+def _goes_on(manager: Any, request: PlainRequest) -> bool:
+    """Gives a request slots for all of its tokens, behind its hits if it is not live."""
+    if any(manager.get_page_ids(request.request_id)):
+        return manager.allocate_slots(request, request.num_tokens - request.num_computed_tokens) is not None
+    pages, hit = manager.get_computed_pages(request)
+    return manager.allocate_slots(request, request.num_tokens - hit, hit, pages) is not None
+
+
+@pytest.mark.parametrize("policy", ["reuse", "adaptive"])
+@given(data=st.data())
+def test_pages_of_windows_with_a_priority_are_remembered_alike(policy: EvictionPolicy, data: st.DataObject) -> None:
+    """PIN-2, RET-3: a page that a live request lets go of as no hit needs it, and that a priority keeps.
+
+    Another content may take its place in the same call, where the policy has yet to find out what stood behind it.
+    """
+    managers = [
+        package.CacheManager(3, [window(1, 2)], 12, hash_seed=b"s", num_host_pages=9, eviction=policy)
+        for package in (spec, fast)
+    ]
+    for number in range(4):
+        request = PlainRequest(f"r{number}", [0] * data.draw(st.integers(2, 6)))
+        comes = data.draw(st.booleans())
+        for manager in managers:
+            if comes and (plan := manager.receive_pages(request, len(request.all_token_ids))):
+                manager.swap_done(plan.swap_id)
+            manager.set_prefix_priority(request, 1)
+        for _ in range(3):
+            goes = [_goes_on(manager, request) for manager in managers]
+            assert managers[0].snapshot() == managers[1].snapshot()
+            if goes != [True, True]:
+                break
+            request.num_computed_tokens = request.num_tokens
+            request.append(data.draw(st.integers(0, 1)))
+        for manager in managers:
+            manager.free(request)
+            manager.check()
+        assert managers[0].snapshot() == managers[1].snapshot()
 
 
 def test_what_a_policy_remembers_is_bounded_by_the_pages() -> None:
