@@ -115,8 +115,8 @@ class Chance(Source):
 
 
 def first_token(number: int) -> int:
-    """Tokens from here on are the own ones of the request of a number; tokens are int32, so that numbers come again."""
-    return number % 2147 * 1_000_000
+    """Tokens from here on are the own ones of the request of a number; below `STEM`, so that numbers come again."""
+    return number % (STEM // 1_000_000) * 1_000_000
 
 
 def _dealt(seed: int, number: int, options: Sequence[T]) -> T:
@@ -291,7 +291,7 @@ class Life:
             known = chance.one_of(self._texts) if self._texts else []
             kept = known[: chance.integer(0, len(known))]
             return [*kept, *([chance.integer(0, 1), 1] for _ in range(chance.size(most)))]
-        own = [(self._number % 1400) * 1_000_000, chance.size(max(min(most, 4 * self.world.unit), 1))]
+        own = [first_token(self._number), chance.size(max(min(most, 4 * self.world.unit), 1))]
         kind = chance.integer(0, 3)
         if kind == 0:
             return [[own[0], self._large(most)]]
