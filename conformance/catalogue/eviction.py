@@ -74,8 +74,7 @@ def marks_are_computed_too_late(fast: ModuleType) -> SimpleNamespace:
 
     def settled(method: Any) -> Any:
         def settle_first(self: Any, pages: Any) -> None:
-            if len(pages):
-                order.settle(self)
+            order.settle(self)
             method(self, pages)
 
         return settle_first

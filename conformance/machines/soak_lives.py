@@ -115,7 +115,7 @@ class Chance(Source):
 
 
 def first_token(number: int) -> int:
-    """Tokens from here on are the own ones of the request of a number; below `STEM`, so that numbers come again."""
+    """The first of a request's own tokens, by its number: below `STEM`, and they come again after 1,500 requests."""
     return number % (STEM // 1_000_000) * 1_000_000
 
 

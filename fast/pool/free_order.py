@@ -283,6 +283,8 @@ class FreeOrder:
         if not priority:
             self._log.put_one(page)
             return
+        if self._policy is not None:
+            self._policy.settle()
         level = self._levels.get(priority)
         if level is None:
             level = self._levels[priority] = OrderedDict()
@@ -376,8 +378,9 @@ class FreeOrder:
         assert all(self._levels.values()), f"PIN-2: an empty level: {state}"
         assert self._num_in_levels == sum(map(len, self._levels.values())), f"PIN-2: {self._num_in_levels}: {state}"
         noted = [] if self._policy is None else self._policy.noted_pages()
-        in_levels = [page for level in self._levels.values() for page in level if page in noted]
-        assert not in_levels, f"EVICT-1: marks of {noted} are needed, {in_levels} are free: {state}"
+        assert not any(page in level for page in noted for level in self._levels.values()), (
+            f"EVICT-1: marks of {noted} are needed, and some of them are free: {state}"
+        )
         for priority, level in self._levels.items():
             assert all(priorities.get(page) == priority for page in level), f"PIN-2: {state}"
         assert not any(priorities.get(page) for page in self._log.order().tolist()), (

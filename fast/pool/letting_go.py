@@ -93,8 +93,8 @@ def let_go_one(pool: PagePool, page: int, worth: int) -> None:
     is_cached = pool.index.run_cell[page] > 0
     if is_cached and worth == KEPT:
         kept[page] = True
-    if pool.policy is not None:  # also of none: a page with a priority becomes free however little it is worth
-        pool.policy.released(np.array((page,) if worth >= FIRST or kept[page] else (), np.int64))
+    if pool.policy is not None and (worth >= FIRST or kept[page]):
+        pool.policy.released(np.array((page,)))
     count = pool.counts.cell[page] - 1
     pool.counts.cell[page] = count
     if count:
