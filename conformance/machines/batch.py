@@ -255,7 +255,7 @@ def _unequal(draw: DrawFn) -> World:
     return replace(world, groups=groups, max_model_len=max(world.max_model_len, _FEW_PAGES * max(sizes)))
 
 
-_WORLDS = st.sampled_from((_USUAL, _USUAL, _MIXED, _MIXED, _LONG, _unequal(), _unequal())).flatmap(
+_WORLDS = st.sampled_from((_USUAL, _USUAL, _USUAL, _MIXED, _MIXED, _LONG, _unequal(), _unequal())).flatmap(
     lambda worlds: worlds
 )
 
@@ -340,34 +340,38 @@ class Batch(BatchSteps):
     def decode(self, data: Drawing) -> None:
         """Requests come, and all decode token after token, as in most of an engine's steps, over a page or two.
 
-        Together, or one by one; with drafts in look-ahead slots, of which the next step accepts some. Requests that
-        came to an end make room for them. A page may be found by its key before, or amid it, as others than requests
-        find it: keys are kept up from then on, and what was decoded is found by them behind it.
+        Together, into tables or not, or one by one; with drafts in look-ahead slots, of which the next step accepts
+        some. Requests that came to an end make room for them. A page may be found by its key before, or amid it, as
+        others than requests find it: keys are kept up from then on, and what was decoded is found by them behind it.
         """
         for name in self.names_of(live=True):
             if name not in self.unfinished():
                 self.free_request(name, None)
         largest = max((group.page_size for group in self.world.groups), default=1)
         sought = data.one_of([None, "before", "amid"])
-        for name in self.unused()[: max(2 - len(self.unfinished()), 1)]:
+        for name in self.unused()[: max(3 - len(self.unfinished()), 1)]:
             most = min(largest if sought == "amid" else 2 * largest + 1, self.max_model_len - 1)
             least = min(largest if sought == "amid" else data.one_of([1, 2 * largest, 2 * largest]), most)
             self.bring(name, data.draw(st.lists(st.sampled_from(self.world.alphabet), min_size=least, max_size=most)))
             self.admit_with(name, self.cases[name].request.num_tokens)
-        together, ahead = data.one_of([True, False]), 0 if self.world.has_states else data.one_of([0, 1, 2])
+        together, tabled = data.one_of([(True, True), (True, False), (False, False)])
+        ahead = 0 if self.world.has_states else data.one_of([0, 1, 2])
+        earlier = self.cached_pages()
         for number in range(2 * largest if sought == "amid" else data.one_of([1, 2]) * largest):
             if (number, sought) in ((0, "before"), (largest, "amid")):
-                self.find_by_key(data, self.cached_pages())
+                earlier = self.cached_pages()
+                self.find_by_key(data, earlier)
             names = [name for name in self.unfinished() if self.cases[name].request.num_tokens < self.max_model_len]
             computed = [self.decoded(name, data) for name in names]
             if together and names:
                 count = len(names)
-                self.step_together(data, Step(names, computed, [1] * count, [ahead] * count, False, True))
+                self.step_together(data, Step(names, computed, [1] * count, [ahead] * count, False, tabled))
             for name, known in zip([] if together else names, computed, strict=False):
                 self.continue_with(name, known, 1, num_lookahead_tokens=ahead)
         if sought:
             held = {page for name in self.names_of(live=True) for group in self.held(name) for page in group}
-            self.find_by_key(data, [page for page in self.cached_pages() if page in held])
+            found = [page for page in self.cached_pages() if page in held]
+            self.find_by_key(data, [page for page in found if page not in earlier] or found)
 
     def can_leave_behind(self) -> bool:
         """Whether requests can go on, and give pages back when they do."""
@@ -410,13 +414,34 @@ class Batch(BatchSteps):
             group = self.spec.pages[page].page_hash.group_id
             self.make_call(self.call_of("get_cached_page", POOL_REF, page_hash=key, kv_cache_group_ids=[group]))
 
+    def can_accept_drafts(self) -> bool:
+        """Whether requests with states can go on."""
+        return self.world.has_states and self.can_go_on()
+
+    @step("MAN-3", "MAN-5", "MAN-13", when=can_accept_drafts, weight=4)
+    def accept_drafts(self, data: Drawing) -> None:
+        """Requests with states go on from drafts in their look-ahead slots, all of which a step has accepted: refused.
+
+        To a backend such a step may look like any other in which each request has computed all that it has slots for.
+        """
+        asked = self.draw_step(data)
+        most = self.max_model_len - 1
+        ahead = [int(computed + new < most) for computed, new in zip(asked.computed, asked.new, strict=True)]
+        self.step_together(data, replace(asked, lookahead=ahead))
+        cases = {name: self.cases[name] for name in asked.names}
+        names = [name for name, case in cases.items() if case.given < case.slots <= most]
+        computed, none = [cases[name].slots for name in names], [0] * len(names)
+        again = replace(asked, names=names, computed=computed, new=[1] * len(names), lookahead=none)
+        refused = self.call_manager("allocate_slots_batch", **self.arguments(again)).refused
+        if not refused and self.session.refuses("MAN-13"):
+            raise SpecificationError(f"the specification is wrong: {self.calls[-1]} was not refused")
+
     @step("MAN-3", "MAN-5", "TAB-2", when=BatchSteps.can_go_on, weight=2)
     def misuse_batch(self, data: Drawing) -> None:
         """One fault in one of several requests, in the numbers or in the tables: none of them gets anything."""
         row = self.row_of("allocate_slots_batch")[1]
         spoilt = functools.partial(self.spoilt, row)
         kinds: list[Callable[[Drawing], Call]] = [spoilt, self.step_badly, self.step_badly_again]
-        kinds += [self.accept_drafts] * (3 if self.world.has_states else 0)
         call = data.one_of(kinds)(data)
         spelled = {}
         for name, value in call.arguments.items():
@@ -479,26 +504,6 @@ class Batch(BatchSteps):
         arrays = {name: Spelled(array, tuple(good[name])) for name in ("slots", "rows")}
         given = good | arrays | {"tables": data.one_of([few, few, others])}
         return self.call_of("allocate_slots_batch", MANAGER_REF, **given)
-
-    def accept_drafts(self, data: Drawing) -> Call:
-        """Requests with states go on from drafts in their look-ahead slots, all of which a step has accepted (MAN-13).
-
-        To a backend such a step may look like any other in which each request has computed all that it has slots for.
-        """
-        asked = self.draw_step(data)
-        most = self.max_model_len - 1
-        ahead = [int(computed + new < most) for computed, new in zip(asked.computed, asked.new, strict=True)]
-        self.step_together(data, replace(asked, lookahead=ahead))
-        cases = {name: self.cases[name] for name in asked.names}
-        names = [name for name, case in cases.items() if case.given < case.slots <= most]
-        computed = [cases[name].slots for name in names]
-        return self.call_of(
-            "allocate_slots_batch",
-            MANAGER_REF,
-            **self.arguments(
-                replace(asked, names=names, computed=computed, new=[1] * len(names), lookahead=[0] * len(names))
-            ),
-        )
 
     def numbers(self, asked: Step, good: dict[str, Any]) -> list[dict[str, Any]]:
         """A number that is impossible for the last request, those before it being fine."""

@@ -58,7 +58,6 @@ SOONEST = {
     "restored_under_anothers_prefix": 1,
     "null_page_is_cached": 2,
     "hit_beyond_full_attention": 3,
-    "drafts_enter_states": 2,
     "rows_not_waited_for": 3,
     "smaller_count_raises": 3,
     "joined_across_extra_keys": 4,
