@@ -51,8 +51,6 @@ SOONEST = {
     "retry_fails_after_a_rollback": 1,
     "shared_pages_are_not_kept": 1,
     "the_end_of_a_prompt_outlives_others": 1,
-    "map_made_amid_decoding": 1,
-    "pages_told_of_others": 1,
     "freed_slots_go_on": 1,
     "common_if_held_as_often": 1,
     "restored_under_anothers_prefix": 1,
