@@ -1,5 +1,6 @@
 """EVICT-1: fast's pools and managers evict by each policy what the specification's do, and remember the same of it."""
 
+import itertools
 import tracemalloc
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from kvproof.spec.pool.marks import Marks as SpecMarks
 from kvproof.spec.pool.page_keys import PageKeys
 
 from ..bench.eviction import families
-from ..cache_groups import window
+from ..cache_groups import full, window
 from ..strategies import PlainRequest
 
 FAMILIES = families(seed=0)
@@ -193,6 +194,35 @@ def test_pages_of_windows_with_a_priority_are_remembered_alike(policy: EvictionP
             request.num_computed_tokens = request.num_tokens
             request.append(data.draw(st.integers(0, 1)))
         for manager in managers:
+            manager.free(request)
+            manager.check()
+        assert managers[0].snapshot() == managers[1].snapshot()
+
+
+@pytest.mark.parametrize("policy", ["reuse", "adaptive"])
+@given(data=st.data())
+def test_what_steps_publish_together_is_remembered_alike(policy: EvictionPolicy, data: st.DataObject) -> None:
+    """MAN-11: requests with extra keys and without decode in batched steps, end, and come again after others.
+
+    A page's mark is that of its content with its extra keys, whichever way it was published.
+    """
+    managers = [
+        package.CacheManager(9, [full(1)], 6, hash_seed=b"s", counter_sampling=1, eviction=policy)
+        for package in (spec, fast)
+    ]
+    for number in range(3):
+        keys = data.draw(st.lists(st.sampled_from(EXTRAS), min_size=2, max_size=2))
+        requests = [PlainRequest(f"r{number} {place}", [0, place], own) for place, own in enumerate(keys)]
+        for request, manager in itertools.product(requests, managers):
+            assert _goes_on(manager, request)
+        for computed in (2, 3):
+            for request in requests:
+                request.append(data.draw(st.integers(0, 1)))
+            for manager in managers:
+                slots = [manager.slot_of(request.request_id) for request in requests]
+                assert all(manager.allocate_slots_batch(slots, [computed, computed], 1).granted)
+            assert managers[0].snapshot() == managers[1].snapshot()
+        for request, manager in itertools.product(requests, managers):
             manager.free(request)
             manager.check()
         assert managers[0].snapshot() == managers[1].snapshot()
