@@ -2,7 +2,7 @@
 
 import itertools
 import tracemalloc
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +15,7 @@ from kvproof import fast, spec
 from kvproof.fast.pool.marks import Marks
 from kvproof.fast.pool.page_log import BatchLog, PageLog
 from kvproof.fast.reading.extra_keys import extra_segments
-from kvproof.spec.declarations.eviction import EvictionPolicy
+from kvproof.spec.declarations.eviction import CANDIDATES, EvictionPolicy
 from kvproof.spec.pool.marks import Marks as SpecMarks
 from kvproof.spec.pool.page_keys import PageKeys
 
@@ -64,17 +64,24 @@ def _served(pool: Any, chains: Sequence[Sequence[int]], live: int) -> list[tuple
 
 
 def test_pools_evict_alike() -> None:
-    """Long enough that candidates change, pages become stale, and shadow pools have ghosts of their own."""
-    followed: Counter[int] = Counter()
-    for name, num_pages, number in [("loop of many", 60, 240), ("chats, long gaps", 60, 160), ("zipf 1.2", 60, 100)]:
+    """EVICT-1: pools live until candidates change, pages become stale, and shadow pools have ghosts of their own.
+
+    The last pool also leaves a candidate that keeps pages (``turnovers=None``) for one that does not.
+    """
+    followed: dict[str, list[int]] = {}
+    workloads = [("loop of many", 60, 240), ("chats, long gaps", 60, 160), ("zipf 1.2", 60, 100), ("phases", 24, 120)]
+    for name, num_pages, number in workloads:
         chains = [chain for chain in FAMILIES[name] if len(chain) <= num_pages][:number]
         pools = [package.PagePool(num_pages + 1, True, eviction="adaptive", hash_seed=b"s") for package in (spec, fast)]
+        followed[name] = []
         for start in range(0, number, 20):
             first, second = (_served(pool, chains[start : start + 20], 2) for pool in pools)
             assert first == second
             _alike(pools)
-            followed[pools[0].eviction_counters.candidate] += 1
-    assert len(followed) >= 3, f"only the candidates {followed} were followed"
+            followed[name].append(pools[0].eviction_counters.candidate)
+    assert len({*itertools.chain(*followed.values())}) >= 3, f"only few candidates: {followed}"
+    keeps = [CANDIDATES[candidate].turnovers is None for candidate in followed["phases"]]
+    assert (True, False) in itertools.pairwise(keeps), f"none that keeps is left: {followed}"
 
 
 @given(
