@@ -356,7 +356,7 @@ class Batch(BatchSteps):
             self.admit_with(name, self.cases[name].request.num_tokens)
         together, tabled = data.one_of([(True, True), (True, False), (False, False)])
         ahead = 0 if self.world.has_states else data.one_of([0, 1, 2])
-        earlier = self.cached_pages()
+        earlier: list[int] = []
         for number in range(2 * largest if sought == "amid" else data.one_of([1, 2]) * largest):
             if (number, sought) in ((0, "before"), (largest, "amid")):
                 earlier = self.cached_pages()
@@ -432,8 +432,11 @@ class Batch(BatchSteps):
         names = [name for name, case in cases.items() if case.given < case.slots <= most]
         computed, none = [cases[name].slots for name in names], [0] * len(names)
         again = replace(asked, names=names, computed=computed, new=[1] * len(names), lookahead=none)
-        refused = self.call_manager("allocate_slots_batch", **self.arguments(again)).refused
-        if not refused and self.session.refuses("MAN-13"):
+        self.be_refused(self.call_of("allocate_slots_batch", MANAGER_REF, **self.arguments(again)), "MAN-13")
+
+    def be_refused(self, call: Call, clause: str) -> None:
+        """Makes a call that a clause refuses."""
+        if not self.make_call(call).refused and self.session.refuses(clause):
             raise SpecificationError(f"the specification is wrong: {self.calls[-1]} was not refused")
 
     @step("MAN-3", "MAN-5", "TAB-2", when=BatchSteps.can_go_on, weight=2)
@@ -450,8 +453,7 @@ class Batch(BatchSteps):
                 numbers = [0 if isinstance(number, Slot | Ref) else number for number in value]
             how = self.spelling_of_fault(data, numbers)
             spelled[name] = value if how is None else Spelled(how, tuple(value))
-        if not self.make_call(call.given(**spelled)).refused and self.session.refuses("MAN-11"):
-            raise SpecificationError(f"the specification is wrong: {self.calls[-1]} was not refused")
+        self.be_refused(call.given(**spelled), "MAN-11")
 
     def good_step(self, data: Drawing) -> dict[str, Any]:
         """The arguments of a step of some requests."""
