@@ -27,7 +27,7 @@ def first_use_counts_as_hit(fast: ModuleType, self: Any, pages: Any) -> None:
     self._uses[pages] = own + (own == 2)
 
 
-@seeded(FORESEEN, "EVICT-1", "pool", also=("POOL-13",), by="policy.released")
+@seeded(FORESEEN, "EVICT-1", "pins", also=("POOL-13",), by="policy.released")
 def hits_count_once(fast: ModuleType, self: Any, pages: Any) -> None:
     """A page that was hit again and again is taken as early as one that was hit once."""
     fast.pool.eviction.ReuseOrder.released(self, pages)
@@ -52,6 +52,15 @@ def pages_taken_alone_leave_no_ghosts(_: ModuleType, self: Any, pages: Sequence[
         if self._uses_cell[page]:
             self._uses_cell[page] = 0
             self.clock += 1
+
+
+@seeded(FORESEEN, "EVICT-1", "soak", also=("MAN-14",), by="policy.note_next")
+def next_pages_are_marked_without_extra_keys(
+    fast: ModuleType, self: Any, page: int, after: int, place: int, tokens: bytes, extra: bytes
+) -> None:
+    """A page that is published right behind another is known again by its tokens alone, whoever's it was."""
+    del extra
+    fast.pool.eviction.ReuseOrder.note_next(self, page, after, place, tokens, b"")
 
 
 @seeded(FORESEEN, "EVICT-1", "snapshots", also=("MAN-14",), by="coordinator.retention.told")

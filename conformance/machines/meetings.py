@@ -8,6 +8,7 @@ __all__ = ["FEATURES", "PAIRS", "Meetings", "pair"]
 
 FEATURES = {
     "hit": "a request begins behind what is cached",
+    "keys": "a request with extra keys: a salt, or items in place of tokens",
     "many": "hundreds of requests at once",
     "batch": "a step of many requests in one call",
     "mirror": "a look-up of what a live request holds, right after a call that may put work off",

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from kvproof.spec.declarations import CacheSalt, ExtraKey, Request
+from kvproof.spec.declarations import CacheSalt, ExtraKey, MultimodalItem, Request
 
 from ..calls.deviation import Deviation, TracedStep
 from ..calls.kinds import numbers_of
@@ -43,7 +43,17 @@ _ALONE = 8
 
 
 def _ranges(parts: Sequence[Sequence[int]]) -> str:
-    return ", ".join(f"*range({first}, {first + count})" for first, count in parts if count)
+    return ", ".join(f"*range({first}, {first + count})" for first, count, *_ in parts if count)
+
+
+def _items(parts: Sequence[Sequence[int]], most: int) -> Iterator[MultimodalItem]:
+    """The items for which ranges of tokens stand, those behind the first ``most`` tokens left out."""
+    offset = 0
+    for _, count, *content in parts:
+        length = min(count, most - offset)
+        if content and length > 0:
+            yield MultimodalItem(b"item %d" % content[0], offset, length)
+        offset += count
 
 
 class Soak(SoakMoves):
@@ -112,20 +122,28 @@ class Soak(SoakMoves):
     # -- Requests come --------------------------------------------------------------------------------------
 
     def _bring(self, name: str, number: int, parts: Sequence[Sequence[int]], salt: str) -> Request:
-        keys: tuple[ExtraKey, ...] = (CacheSalt(salt),) if salt else ()
-        tokens = np.concatenate([np.arange(first, first + count, dtype=np.int32) for first, count in parts])
-        request = Request(name, tokens[: self.world.max_model_len], keys)
+        most = self.world.max_model_len
+        keys: tuple[ExtraKey, ...] = (*([CacheSalt(salt)] if salt else []), *_items(parts, most))
+        tokens = np.concatenate([np.arange(first, first + count, dtype=np.int32) for first, count, *_ in parts])
+        request = Request(name, tokens[:most], keys)
         self.cases[name] = Served(request, number)
         return request
 
     @operation
     def come(self, number: int, parts: list[list[int]], salt: str = "") -> None:
-        """A request comes: its tokens are some ranges of numbers, which other requests may begin with as well."""
+        """A request comes: its tokens are some ranges of numbers, which other requests may begin with as well.
+
+        Args:
+            number: by which it is told from other requests.
+            parts: of each range the first number, how many there are, and perhaps the number of an item (an image, a
+                clip) for which these tokens stand.
+            salt: its salt; "" for none.
+        """
         name = f"q{number}"
-        if name in self.cases or not sum(count for _, count in parts):
+        if name in self.cases or not sum(part[1] for part in parts):
             raise Nothing
-        self._bring(name, number, parts, salt)
-        keys = f", ({CacheSalt(salt)!r},)" if salt else ""
+        request = self._bring(name, number, parts, salt)
+        keys = f", {request.extra_keys!r}" if request.extra_keys else ""
         self.calls.append(f"{name} = Request({name!r}, [{_ranges(parts)}]{keys})")
 
     @operation
@@ -264,7 +282,8 @@ class Soak(SoakMoves):
             given = [start, self.result_on(side, found)[0]] if found is not None else []
             return side.manager.allocate_slots(case.request, new, *given, **options)
 
-        words = [*(["lookahead"] if lookahead else []), *(["delay"] if delay else []), *(["hit"] if start else [])]
+        known = {"lookahead": lookahead, "delay": delay, "hit": start, "keys": case.request.extra_keys}
+        words = [word for word, is_so in known.items() if is_so]
         line = f"manager.allocate_slots({name}, {new}{hits}{shown}){at}"
         if self.made("allocate_slots", line, act, page_ids_of, *words, *features).spec is not None:
             self.granted(name, start + new)
@@ -330,7 +349,8 @@ class Soak(SoakMoves):
         shown = ", tables=tables, rows=<theirs>" if tabled else ""
         line = f"manager.allocate_slots_batch(<slots of {of}>, <computed>, {_brief(news)}, {lookahead}"
         rewinds = any(self.cases[name].given > computed for name, computed in zip(names, computeds, strict=True))
-        known = {"lookahead": lookahead, "delay": delay, "rewind": rewinds}
+        keys = any(self.cases[name].request.extra_keys for name in names)
+        known = {"lookahead": lookahead, "delay": delay, "rewind": rewinds, "keys": keys}
         words = ["batch", *(word for word, is_so in known.items() if is_so)]
         before, self.hurrying = self.hurrying, self.hurrying or bool(mirrored)
         try:

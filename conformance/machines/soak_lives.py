@@ -145,6 +145,8 @@ class Life:
 
     def __init__(self, seed: int, number: int, most: int, *, is_small: bool = False) -> None:
         self._chance = chance = Chance(f"{seed}/{number}")
+        self._of_items = Chance(f"{seed}/{number}/items")
+        self._shows = self._of_items.integer(0, 2) == 0  # some tokens stand for items, which are part of pages' keys
         self._seed, self._life = seed, number
         self._plans: list[tuple[str, tuple[Any, ...]]] = []
         self._texts: list[list[list[int]]] = []
@@ -156,6 +158,7 @@ class Life:
         self._commits = self._theme == "long" and chance.one_of([True, False])  # which compiles a program each time
         self._decodes = self._theme == "decoding"  # a few requests, for long, whose windows leave pages behind
         self._serves = is_small and number % 5 < 2  # one request after another, page by page, in a pool without room
+        self._steps = is_small and number % 5 > 2  # short prompts, which go on in batched steps and fill pages there
         self._shares = self._theme == "many" and number // 4 % 2 == 0  # whoever comes hits what the first one published
         if is_small:  # always the same number, as tables of each shape are compiled
             self.rows = _FEW_LIVE
@@ -211,9 +214,14 @@ class Life:
         groups = tuple(self._small_group(kind, place == len(kinds)) for place, kind in enumerate(kinds, 1))
         held = sum(2 if self._serves and g.gives_back else -(-_SHORT // g.page_size) for g in groups)
         options = self._options() | _dealt(self._seed, self._life, _POLICIES)
+        if self._steps and "_tidy" not in self._often:  # where nobody follows, a backend may publish in another way
+            options = {
+                name: value for name, value in options.items() if name not in ("enable_events", "counter_sampling")
+            }
         if any(group.gives_back for group in groups) and chance.rarely():
             options["retention_interval"] = chance.one_of([None, 4 * lcm(*(group.page_size for group in groups))])
-        room = chance.integer(1, 3) if self._serves else chance.integer(2, held + 2)
+        least, most = (1, 3) if self._serves else (held, 2 * held) if self._steps else (2, held + 2)
+        room = chance.integer(least, most)
         return World(held + room, groups, _SHORT, True, chance.rarely(), options)
 
     def _options(self) -> dict[str, Any]:
@@ -269,7 +277,7 @@ class Life:
         acts += [self._come_together] + [self._return] * 2 * bool(soak.waiting())
         if running:
             acts += [self._step] * 8 + [self._go_on] * 3 + [self._go] * 3 + [self._go_many] + [self._mirror]
-            acts += [self._decode] * 8 * self._decodes
+            acts += [self._decode] * 8 * (self._decodes or self._steps)
             acts += [self._count] * 3 * bool(self.prompt and soak.offers("manager", "get_num_common_prefix_pages"))
         acts += [self._serve] * 12 * self._serves
         acts += [self._tidy, self._forget]
@@ -285,32 +293,38 @@ class Life:
     # -- Requests -----------------------------------------------------------------------------------------------
 
     def _text(self) -> list[list[int]]:
-        """Ranges of tokens: what others began with, or went on with, and some of its own."""
+        """Ranges of tokens: what others began with, or went on with, and some of its own; see `Soak.come`."""
         chance, most = self._chance, self.world.max_model_len
         if self._theme == "small":
             known = chance.one_of(self._texts) if self._texts else []
             kept = known[: chance.integer(0, len(known))]
-            return [*kept, *([chance.integer(0, 1), 1] for _ in range(chance.size(most)))]
-        own = [first_token(self._number), chance.size(max(min(most, 4 * self.world.unit), 1))]
+            count = chance.size(self.world.unit if self._steps else most)
+            return [*kept, *([chance.integer(0, 1), 1, *self._item()] for _ in range(count))]
+        own = [first_token(self._number), chance.size(max(min(most, 4 * self.world.unit), 1)), *self._item()]
         kind = chance.integer(0, 3)
         if kind == 0:
-            return [[own[0], self._large(most)]]
+            return [[own[0], self._large(most), *own[2:]]]
         if kind == 1 or not self._texts:
             return [[STEM + chance.integer(0, 2) * 1_000_000, self._large(most)], own]
         known = chance.one_of(self._texts)
-        keep: int = self._large(max(sum(count for _, count in known), 1))
+        keep: int = self._large(max(sum(part[1] for part in known), 1))
         parts: list[list[int]] = []
-        for first, count in known:
-            parts.append([first, min(count, keep)])
+        for first, count, *item in known:
+            parts.append([first, min(count, keep), *item])
             keep -= parts[-1][1]
         return [*(part for part in parts if part[1] > 0), own]
+
+    def _item(self) -> list[int]:
+        """The number of an item for which a range of tokens stands, or nothing."""
+        return [self._of_items.integer(1, 2)] if self._shows and self._of_items.integer(0, 1) else []
 
     def _arrive(self, soak: "Soak") -> None:
         del soak
         self._number += 1
         text = self._text()
         self._texts = [*self._texts[-30:], text]
-        salt = "" if self.prompt else self._chance.one_of(["", "", "", "", "", "a", "b"])
+        salts = ["", "a", "b"] if self._steps else ["", "", "", "", "", "a", "b"]
+        salt = "" if self.prompt else self._chance.one_of(salts)
         self._plans.append(("come", (self._number, [[STEM, self.prompt], *text] if self.prompt else text, salt)))
         self._admit(f"q{self._number}")
 
