@@ -46,6 +46,11 @@ def _ranges(parts: Sequence[Sequence[int]]) -> str:
     return ", ".join(f"*range({first}, {first + count})" for first, count, *_ in parts if count)
 
 
+def _shown(**features: object) -> list[str]:
+    """The features of a call that it shows, see `meetings.FEATURES`."""
+    return [name for name, is_shown in features.items() if is_shown]
+
+
 def _items(parts: Sequence[Sequence[int]], most: int) -> Iterator[MultimodalItem]:
     """The items for which ranges of tokens stand, those behind the first ``most`` tokens left out."""
     offset = 0
@@ -282,8 +287,7 @@ class Soak(SoakMoves):
             given = [start, self.result_on(side, found)[0]] if found is not None else []
             return side.manager.allocate_slots(case.request, new, *given, **options)
 
-        known = {"lookahead": lookahead, "delay": delay, "hit": start, "keys": case.request.extra_keys}
-        words = [word for word, is_so in known.items() if is_so]
+        words = _shown(lookahead=lookahead, delay=delay, hit=start, keys=case.request.extra_keys)
         line = f"manager.allocate_slots({name}, {new}{hits}{shown}){at}"
         if self.made("allocate_slots", line, act, page_ids_of, *words, *features).spec is not None:
             self.granted(name, start + new)
@@ -350,8 +354,7 @@ class Soak(SoakMoves):
         line = f"manager.allocate_slots_batch(<slots of {of}>, <computed>, {_brief(news)}, {lookahead}"
         rewinds = any(self.cases[name].given > computed for name, computed in zip(names, computeds, strict=True))
         keys = any(self.cases[name].request.extra_keys for name in names)
-        known = {"lookahead": lookahead, "delay": delay, "rewind": rewinds, "keys": keys}
-        words = ["batch", *(word for word, is_so in known.items() if is_so)]
+        words = ["batch", *_shown(lookahead=lookahead, delay=delay, rewind=rewinds, keys=keys)]
         before, self.hurrying = self.hurrying, self.hurrying or bool(mirrored)
         try:
             batch = self.made(

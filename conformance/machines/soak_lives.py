@@ -300,17 +300,18 @@ class Life:
             kept = known[: chance.integer(0, len(known))]
             count = chance.size(self.world.unit if self._steps else most)
             return [*kept, *([chance.integer(0, 1), 1, *self._item()] for _ in range(count))]
-        own = [first_token(self._number), chance.size(max(min(most, 4 * self.world.unit), 1)), *self._item()]
+        item = self._item()
+        own = [first_token(self._number), chance.size(max(min(most, 4 * self.world.unit), 1)), *item]
         kind = chance.integer(0, 3)
         if kind == 0:
-            return [[own[0], self._large(most), *own[2:]]]
+            return [[own[0], self._large(most), *item]]
         if kind == 1 or not self._texts:
             return [[STEM + chance.integer(0, 2) * 1_000_000, self._large(most)], own]
         known = chance.one_of(self._texts)
         keep: int = self._large(max(sum(part[1] for part in known), 1))
         parts: list[list[int]] = []
-        for first, count, *item in known:
-            parts.append([first, min(count, keep), *item])
+        for first, count, *shown in known:
+            parts.append([first, min(count, keep), *shown])
             keep -= parts[-1][1]
         return [*(part for part in parts if part[1] > 0), own]
 
