@@ -37,7 +37,7 @@ kvproof holds any paged KV cache against a contract and says which clause it bre
 
 _EPILOG = """\
 examples:
-  kvproof check                                    the fast backend against every clause, in a minute or two
+  kvproof check                                    the fast backend against every clause, in a few minutes
   kvproof check --backend my_cache.pool            a backend of your own
   kvproof check --clauses POOL-5,R1 --seed 7       two clauses, with the draws of an earlier run
   kvproof try calls.py --backend my_cache.pool     a few calls written by hand, and the verdict on each

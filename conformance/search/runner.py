@@ -472,7 +472,7 @@ class Profile:
 
 PROFILES = {
     "quick": Profile("half a minute: after every change", 0.1, SHRINKING / 4, GOING_ON / 6),
-    "default": Profile("a minute or two", 1.0, SHRINKING, GOING_ON),
+    "default": Profile("a few minutes", 1.0, SHRINKING, GOING_ON),
     "deep": Profile("hours: the default check again and again, each time with another seed", 1.0, SHRINKING, GOING_ON),
 }
 """Every profile by its name."""
