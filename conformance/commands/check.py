@@ -32,8 +32,9 @@ from ..search.runner import MachineReport, Report, run
 from ..search.workers import Task, run_in_workers
 from .check_options import Given, Options, add_options, in_order, read_options
 from .deep import DeepRun, Failure, resumed
+from .devices import want_devices
 
-__all__ = ["DEVICES", "run_check", "set_up"]
+__all__ = ["run_check", "set_up"]
 
 _DESCRIPTION = """\
 Makes random sequences of calls on the backend and on the specification, compares every result, every refusal
@@ -66,9 +67,6 @@ examples:
 exit status: 0 no deviation, or expected ones only; 1 the backend deviates; 2 could not run, or nothing was decided
 """
 
-DEVICES = "--xla_force_host_platform_device_count=4"
-"""Where the user has set no flags: a CPU stands for four devices, so that what is split over a mesh can be checked."""
-
 _NAMED = 5
 """The most names that a message lists where all are missing."""
 
@@ -91,7 +89,7 @@ def run_check(given: Given) -> int:
     """
     options = read_options(given)
     require_writable(given.json, given.junit, given.state)  # better known now than after a minute
-    os.environ.setdefault("XLA_FLAGS", DEVICES)
+    want_devices()
     backend = load_backend(given.backend, options.without)
     warning = unknown_version(backend)
     if warning:

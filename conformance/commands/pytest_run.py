@@ -18,7 +18,7 @@ from ..report.verdicts import MachineReport, Report
 from ..report.xfails import Xfails, XfailsError, read_xfails
 from ..search.runner import PROFILES, machines_for
 from ..search.workers import Task, run_in_workers
-from .check import DEVICES
+from .devices import want_devices
 
 __all__ = ["Run"]
 
@@ -84,7 +84,7 @@ class Run:
     def _wait_for(self, names: Iterable[str]) -> None:
         missing = set(names) - {machine.name for machine in self._report.machines}
         if missing and self._running is None:
-            os.environ.setdefault("XLA_FLAGS", DEVICES)
+            want_devices()
             jobs = 1 if "PYTEST_XDIST_WORKER" in os.environ else min(os.cpu_count() or 1, 2)
             self._running = run_in_workers(self._task, [machine.name for machine in self._machines], jobs)
         while missing and self._running is not None:

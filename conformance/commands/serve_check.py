@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import secrets
 import sys
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from ..console.named import BadInputError, require_used
 from ..console.terminal import visible
 from ..console.writing import require_writable, write_file
 from . import engines
+from .devices import want_devices
 
 if TYPE_CHECKING:
     from ..engine.serve_check import Make, Trial
@@ -51,7 +51,7 @@ examples:
 exit status: 0 no deviation; 1 the backend, or the engine, deviates; 2 could not run
 """
 
-_DEVICES = "--xla_force_host_platform_device_count=8"
+_DEVICES = 8
 
 _SCHEDULES, _PAGE_SIZE = 20, 4
 """The number of schedules and the tokens in a page, unless told otherwise."""
@@ -115,7 +115,7 @@ def run(options: _Options) -> int:
         require_used(options, _OF_SCHEDULES, "with --engine or --url: it is about the schedules of a backend")
         return engines.run(options)
     require_used(options, engines.OF_ENGINES, "without --engine or --url")
-    os.environ.setdefault("XLA_FLAGS", _DEVICES)
+    want_devices(_DEVICES)
     return _run(options)
 
 

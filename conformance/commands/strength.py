@@ -18,7 +18,7 @@ from ..catalogue.strength import Finding, Strength, find_bugs
 from ..console.exit_status import COULD_NOT_RUN, DEVIATES, FINE
 from ..console.named import BadInputError, did_you_mean, words_of
 from ..console.writing import require_writable, write_file
-from .check import DEVICES
+from .devices import want_devices
 
 __all__ = ["as_json", "run_strength", "set_up"]
 
@@ -79,7 +79,7 @@ def run_strength(options: _Options) -> int:
     """
     _require_sense(options)
     require_writable(options.json)  # better known now than after ten minutes
-    os.environ.setdefault("XLA_FLAGS", DEVICES)
+    want_devices()
     names = _names(options.bugs)
     jobs = min(os.cpu_count() or 1, 2) if options.jobs is None else options.jobs
     found: dict[str, Finding] = {}

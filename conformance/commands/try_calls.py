@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from ..log.reading_calls import read_calls
 from ..report.document import header
 from ..trying.script import Entry, FileError, Rows, arguments_of, entry_of, made_by, read_script
 from ..trying.trial import Said, Trial
-from .check import DEVICES
+from .devices import want_devices
 
 __all__ = ["run", "set_up"]
 
@@ -115,7 +114,7 @@ def run(options: _Options) -> int:
         The exit status: 0 no call deviates, 1 one does, 2 could not run.
     """
     require_writable(options.json)
-    os.environ.setdefault("XLA_FLAGS", DEVICES)
+    want_devices()
     backend = load_backend(options.backend, words_of(options.without))
     _require_known(backend)
     warning = unknown_version(backend)

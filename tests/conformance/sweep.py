@@ -8,14 +8,13 @@ No test, as 200 seeds of every machine take hours. It is run by hand; a seed tha
 """
 
 import argparse
-import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
 
 from kvproof.conformance.backends.levels import Level
 from kvproof.conformance.backends.loading import load_backend
-from kvproof.conformance.commands.check import DEVICES
+from kvproof.conformance.commands.devices import want_devices
 from kvproof.conformance.machines import MACHINES, TOGETHER
 from kvproof.conformance.search.runner import run_machine
 
@@ -62,7 +61,7 @@ def main() -> int:
     about = "sequences of calls, as a share of each machine's own (default %(default)s)"
     parser.add_argument("--effort", type=float, default=1.0, metavar="SHARE", help=about)
     given = parser.parse_args()
-    os.environ.setdefault("XLA_FLAGS", DEVICES)
+    want_devices()
     failed = False
     names = given.machines.split(",")
     for name, seed, found in sweep(given.backend, names, range(*given.seeds), given.effort):

@@ -1,6 +1,7 @@
 """``kvproof check``: every option and every exit status."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -237,3 +238,23 @@ def test_bad_input_is_one_line(check: Check, options: list[str], said: str, caps
     errors = capsys.readouterr().err
     assert said in errors
     assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "then"),
+    [
+        (None, "--xla_force_host_platform_device_count=4"),
+        ("", "--xla_force_host_platform_device_count=4"),
+        ("--xla_dump_to=there", "--xla_dump_to=there --xla_force_host_platform_device_count=4"),
+        ("--xla_force_host_platform_device_count=2 --xla_dump_to=there", None),
+    ],
+)
+def test_a_cpu_stands_for_four_devices_beside_other_flags(
+    flags: str | None, then: str | None, check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if flags is None:
+        monkeypatch.delenv("XLA_FLAGS")
+    else:
+        monkeypatch.setenv("XLA_FLAGS", flags)
+    assert check("right", "--machines", "queue", "--examples", "1") in (0, 2)
+    assert os.environ["XLA_FLAGS"] == (flags if then is None else then)
