@@ -173,9 +173,6 @@ class CacheMachine(Machine):
             self.differ("CACHE-4", f"{place}{wanted[slot, head]:.7g}", f"{seen[slot, head]:.7g}")
 
 
-_FEW = {"exact": 3, "rounded": 2, "latent": 1}
-"""How many layouts there are in a run of the usual length: a second goes into the programs of each."""
-
 _DRAWN = st.one_of(
     *(
         st.sampled_from([layout for layout in LAYOUTS if (layout.update, layout.version) == way])
@@ -193,13 +190,11 @@ class Cache(CacheMachine, Calling):
     capability = "caches"
     needs = ("kv_cache_update",)
     tables: ClassVar[tuple[Table, ...]] = (CACHES,)
-    examples, num_steps = 24, 14
+    examples, num_steps = 39, 14
 
     @start("CACHE-3", layout=_DRAWN)
     def construct(self, layout: Layout) -> None:
         """A cache that holds NaN, or a large number where there is no NaN."""
-        few = "latent" if isinstance(layout, LatentLayout) else "exact" if exact(layout.dtype) else "rounded"
-        layout = self.session.one_of_few(few, layout, _FEW[few])
         names = self.backend.names
         lacking = layout.update if not names.offers(layout.update) else "ScaledPages"
         if not names.offers(lacking) and (layout.scaled or lacking == layout.update):
