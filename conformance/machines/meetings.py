@@ -4,11 +4,12 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import combinations
 
-__all__ = ["FEATURES", "PAIRS", "Meetings", "pair"]
+__all__ = ["FEATURES", "PAIRS", "SAFE_PAIRS", "Meetings", "pair"]
 
 FEATURES = {
     "hit": "a request begins behind what is cached",
     "keys": "a request with extra keys: a salt, or items in place of tokens",
+    "amid": "a request that begins amid a page, the first tokens of which are copied",
     "many": "hundreds of requests at once",
     "batch": "a step of many requests in one call",
     "mirror": "a look-up of what a live request holds, right after a call that may put work off",
@@ -46,6 +47,9 @@ PAIRS = tuple(
     pair(one, other) for one, other in combinations(FEATURES, 2) if other != "shards" or one not in _OF_ONE_MANAGER
 )
 """Every two features that can meet."""
+
+SAFE_PAIRS = tuple(name for name in PAIRS if name not in {pair("amid", other) for other in FEATURES})
+"""Those at level safe, where hits of long lives end with a page; see `SafeSoak.left_out`."""
 
 
 class Meetings:

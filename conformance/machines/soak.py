@@ -287,7 +287,8 @@ class Soak(SoakMoves):
             given = [start, self.result_on(side, found)[0]] if found is not None else []
             return side.manager.allocate_slots(case.request, new, *given, **options)
 
-        words = _shown(lookahead=lookahead, delay=delay, hit=start, keys=case.request.extra_keys)
+        amid = any(start % group.page_size for group in self.world.groups) and found is not None
+        words = _shown(lookahead=lookahead, delay=delay, hit=start, amid=amid, keys=case.request.extra_keys)
         line = f"manager.allocate_slots({name}, {new}{hits}{shown}){at}"
         if self.made("allocate_slots", line, act, page_ids_of, *words, *features).spec is not None:
             self.granted(name, start + new)

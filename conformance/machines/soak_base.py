@@ -88,13 +88,6 @@ def hit_of(found: Any, side: Side) -> object:
     return page_ids_of(found[0], side), int(found[1])
 
 
-def _blame(clause: str, expected: Any, observed: Any) -> str:
-    """The clause of wrong pages: those of the wrong shard are POOL-12's."""
-    while isinstance(expected, tuple) and isinstance(observed, tuple):
-        expected, observed = expected[0], observed[0]
-    return "POOL-12" if isinstance(expected, int) and isinstance(observed, int) and expected != observed else clause
-
-
 class SoakBase(Machine):
     """Managers with tables, pins, priorities, host memory and events, whatever of it the backend has.
 
@@ -114,11 +107,26 @@ class SoakBase(Machine):
     always = frozenset(
         {"R1", "POOL-1", "POOL-2", "POOL-3", "POOL-5", "POOL-7", "POOL-8", "POOL-9", "POOL-10", "POOL-11", "EVICT-1"}
         | {"HASH-1", "HASH-2", "HASH-3", "MAN-1", "MAN-2", "MAN-3", "MAN-4", "MAN-5", "MAN-8", "MAN-10", "MAN-11"}
-        | {"MAN-12", "MAN-13", "MAN-14", "PIN-1", "PIN-2", "RET-2", "SWAP-1", "SWAP-2", "TAB-1", "TAB-4", "POOL-12"}
+        | {
+            "MAN-12",
+            "MAN-13",
+            "MAN-14",
+            "MAN-17",
+            "PIN-1",
+            "PIN-2",
+            "RET-2",
+            "SWAP-1",
+            "SWAP-2",
+            "TAB-1",
+            "TAB-4",
+            "POOL-12",
+        }
     )
     capability = "groups"
     compared_by: ClassVar[tuple[str, ...]] = ("queue", "keys")
     """The capabilities by which states are compared."""
+    left_out: ClassVar[frozenset[str]] = frozenset()
+    """The options of a life's manager that are not judged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +165,8 @@ class SoakBase(Machine):
         world = world.within(self.backend.names)
         if shards > 1 and not self.lacks("shards") and self.offered("ShardedCacheManager"):
             self.shards = shards
-        wanted = {"hash_seed": b"kvproof", **world.options}
+        known = {name: value for name, value in world.options.items() if name not in self.left_out}
+        wanted = {"hash_seed": b"kvproof", **known}
         for option, lack in (
             ("enable_events", "events"),
             ("counter_sampling", "counters"),
@@ -365,14 +374,23 @@ class SoakBase(Machine):
             features: what it shows of the interface, for the pairs that have met.
         """
         row, blame = self.table[method], None
-        if self.shards and normal in (page_ids_of, hit_of):
-            blame = functools.partial(_blame, row.clause)
-        also = (*row.refuses, *(("POOL-12",) if blame else ()))
+        amid = ("MAN-17",) if "match_unit" in self.options and normal is hit_of else ()
+        if amid or (self.shards and normal in (page_ids_of, hit_of)):
+            blame = functools.partial(self._blame, row.clause, amid)
+        also = (*row.refuses, *(("POOL-12",) if self.shards and blame else ()), *amid)
         self.session.note_drawn([f"{self.table.name}.{method}"])
         both = self.call(line, act, row.clause, normal, row.charges_by_field, blame, also)
         if not both.refused and both.spec is not None:
             self.met.note((*features, *(["shards"] if self.shards else [])), len(self._trace))
         return both
+
+    def _blame(self, clause: str, amid: tuple[str, ...], expected: Any, observed: Any) -> str:
+        """The clause of wrong pages: those of the wrong shard are POOL-12's, and hits that end amid a page MAN-17's."""
+        if amid and any(length % self.world.unit for _, length in (expected, observed)):
+            clause = amid[0]
+        while isinstance(expected, tuple) and isinstance(observed, tuple):
+            expected, observed = expected[0], observed[0]
+        return "POOL-12" if isinstance(expected, int) and isinstance(observed, int) and expected != observed else clause
 
     def asked(
         self, method: str, *features: str, normal: Callable[[Any, Side], object] | None = None, **given: Any

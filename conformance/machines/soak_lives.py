@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
-from math import lcm
+from math import gcd, lcm
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..calls.source import Source
@@ -119,6 +119,12 @@ def first_token(number: int) -> int:
     return number % (STEM // 1_000_000) * 1_000_000
 
 
+def _divisors(world: World) -> list[int]:
+    """The numbers of tokens that divide every page size of a world."""
+    most = gcd(*(group.page_size for group in world.groups))
+    return [size for size in range(1, most + 1) if most % size == 0]
+
+
 def _dealt(seed: int, number: int, options: Sequence[T]) -> T:
     """One of some options: in the lives of one seed each is chosen once before one is chosen again."""
     order = random.Random(f"soak/{seed}").sample(range(len(options)), len(options))
@@ -147,6 +153,7 @@ class Life:
         self._chance = chance = Chance(f"{seed}/{number}")
         self._of_items = Chance(f"{seed}/{number}/items")
         self._shows = self._of_items.integer(0, 2) == 0  # some tokens stand for items, which are part of pages' keys
+        chance_of_units = Chance(f"{seed}/{number}/units")  # hits may end amid pages, at multiples of a unit
         self._seed, self._life = seed, number
         self._plans: list[tuple[str, tuple[Any, ...]]] = []
         self._texts: list[list[list[int]]] = []
@@ -168,7 +175,13 @@ class Life:
         self.world = self._small_world() if is_small else self._world()
         is_sharded = self._often.isdisjoint(("_rank", "_carry")) and _dealt(seed, number, _SHARDED)
         self.shards = self._some_shards() if is_sharded else 0
-        self.world = replace(self.world, options=exact_times(number) | self.world.options)
+        options = exact_times(number) | self.world.options
+        seldom = not self._often.isdisjoint(("_carry", "_tidy"))  # imports and restores are rare enough
+        if chance_of_units.integer(0, 3) < (2 + seldom if is_small else 1):
+            options["match_unit"] = chance_of_units.one_of(_divisors(self.world))
+            if is_small and chance_of_units.integer(0, 1):  # room for what windows leave behind
+                self.world = replace(self.world, num_pages=3 * self.world.num_pages)
+        self.world = replace(self.world, options=options)
         has_prompt = self._theme not in ("many", "small") and chance.integer(0, 1)
         self.prompt = self._large(max(self.world.max_model_len // 2, 1)) if has_prompt else 0
         self.length = min(most // 2 + chance.size(most), _MOST_STEPS)
@@ -280,6 +293,8 @@ class Life:
             acts += [self._decode] * 8 * (self._decodes or self._steps)
             acts += [self._count] * 3 * bool(self.prompt and soak.offers("manager", "get_num_common_prefix_pages"))
         acts += [self._serve] * 12 * self._serves
+        if running and self._theme == "small" and "match_unit" in soak.options:
+            acts += [self._thin_out] * 6
         acts += [self._tidy, self._forget]
         acts += [self._rank] * 2 if soak.has("pin_prefix") else []
         acts += [self._move] * 3 if soak.has("swap_out") else []
@@ -423,6 +438,17 @@ class Life:
     def _mirror(self, soak: "Soak") -> None:
         length = self._chance.integer(1, self.world.max_model_len) if self._chance.integer(0, 1) else 0
         self._plans.append(("mirror", (self._some(soak.running()), length)))
+
+    def _thin_out(self, soak: "Soak") -> None:
+        """Some pages, far from each other as a rule, are cached no more; then some prefixes of one text are looked up.
+
+        Where a window begins between them, a hit of it may end before the last of the gaps.
+        """
+        chance, name = self._chance, self._some(soak.running())
+        last = self.world.num_pages - 1
+        if soak.offers("pool", "evict_pages"):
+            self._plans += [("evict", (chance.integer(1, last), 1)) for _ in range(chance.integer(1, last // 4 + 1))]
+        self._plans += [("mirror", (name, chance.integer(1, self.world.max_model_len))) for _ in range(4)]
 
     def _count(self, soak: "Soak") -> None:
         self._plans.append(("count_common", (self._some(soak.running()),)))

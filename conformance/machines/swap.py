@@ -491,10 +491,25 @@ _AMID_OPTIONS: tuple[dict[str, Any], ...] = (
 
 @st.composite
 def _amid_worlds(draw: DrawFn) -> World:
-    """A world with a unit that divides every page size."""
-    world = draw(
-        worlds(_AMID_KINDS, counts=(1, 1, 2, 2, 3), room=(1, 4), ample=True, eagle=True, options=_AMID_OPTIONS)
-    )
+    """A world with a unit that divides every page size; in one of three, windows over lists of many pages."""
+    if draw(st.integers(0, 2)):
+        world = draw(
+            worlds(_AMID_KINDS, counts=(1, 1, 2, 2, 3), room=(1, 4), ample=True, eagle=True, options=_AMID_OPTIONS)
+        )
+    else:
+        narrow = draw(
+            worlds(("window", "chunk"), counts=(1, 1, 2), room=(2, 4), ample=True, options=_AMID_OPTIONS, lists=(6, 12))
+        )
+        size = draw(st.integers(1, 3))
+        interval = narrow.options.get("retention_interval")
+        world = replace(
+            narrow,
+            options=narrow.options | ({"retention_interval": size * interval} if interval else {}),
+            groups=tuple(replace(group, page_size=size, extent=size * group.extent) for group in narrow.groups),
+            max_model_len=size * narrow.max_model_len,
+            text=tuple(token for token in narrow.text for _ in range(size)),
+            probing=True,
+        )
     most = gcd(*(group.page_size for group in world.groups))
     unit = draw(st.sampled_from([size for size in range(1, most + 1) if most % size == 0]))
     return replace(world, options={**world.options, "match_unit": unit})
@@ -515,6 +530,20 @@ class Amid(Swap):
         """A manager of one to three groups, with host memory or none."""
         self.begin_restoring(restoring)
         self.build_managers(world)
+
+    def forget_some(self, data: Drawing) -> None:
+        """See `ManagerSteps.forget_some`: any of the cached pages; then prefixes of what requests have are looked up.
+
+        Each of them may end before another of the gaps.
+        """
+        cached, unused, text = self.cached_pages(), self.unused(), self.world.text
+        if not (cached and unused and text):
+            super().forget_some(data)
+            return
+        self.evict(data.some(cached, len(cached), 1))
+        for length in data.some(range(1, len(text) + 1), 4, 1):
+            self.bring(unused[0], list(text[:length]))
+            self.look_up(unused[0])
 
     @step("MAN-17", when=lambda self: self.world.groups)
     def match_badly(self, data: Drawing) -> None:

@@ -11,12 +11,12 @@ from ..calls.method import Method, Table
 from ..machines import EVERY_MACHINE, Machine
 from ..machines.binding import BOUND, BOUND_OF_LATENTS
 from ..machines.calling import Calling, takes_argument
-from ..machines.meetings import PAIRS
+from ..machines.meetings import PAIRS, SAFE_PAIRS
 from .verdicts import Report
 
 __all__ = ["Argument", "Covered", "coverage_json", "coverage_lines", "coverage_of", "pair_lines", "pairs_of"]
 
-_PAIRS = {"soak": PAIRS, "safe-soak": PAIRS, "attention": BOUND, "latents": BOUND_OF_LATENTS}
+_PAIRS = {"soak": PAIRS, "safe-soak": SAFE_PAIRS, "attention": BOUND, "latents": BOUND_OF_LATENTS}
 """The machines that count pairs: features that met in a scene, options that both changed a result."""
 
 _SHOWN = {

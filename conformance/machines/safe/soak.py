@@ -91,6 +91,8 @@ class SafeSoak(Following, Soak):
     examples = 8
     capability = ""
     compared_by: ClassVar[tuple[str, ...]] = ()
+    left_out: ClassVar[frozenset[str]] = frozenset({"match_unit"})
+    """From which page the first tokens are copied depends on what was evicted: `SafeAmid` judges that."""
     always = frozenset(
         {"R1", "POOL-1", "POOL-2", "POOL-5", "POOL-9", "POOL-10", "POOL-11", "POOL-12", "PIN-1", "TAB-1"}
         | {"SWAP-1", "SWAP-2", "TAB-4"}
