@@ -71,6 +71,27 @@ def hits_are_counted_in_whole_pages(fast: ModuleType, self: Any, *args: Any, **o
     return hits, len(hits[0]) * self.groups[0].page_size if hits else 0
 
 
+@seeded(FORESEEN, "MAN-17", "amid", also=("MAN-1", "MAN-7"), by="CacheCoordinator.find_longest_cache_hit")
+def hits_before_the_last_gap_alone(fast: ModuleType, self: Any, *args: Any, **options: Any) -> Any:
+    """Pages of a window are missing in two places: who fails at the later one is looked for before the earlier one."""
+    parts = fast.groups.part_hits
+
+    class Hasty(parts._Served):  # type: ignore[misc,name-defined]
+        def longest(self, length: int) -> int:
+            found: int = super().longest(length)
+            gaps = self._holes[self._holes < -(-length // self._size)]
+            is_window = self.group.rule.gives_back and found < length and found % self._size == 0
+            if is_window and len(gaps) > 2 and found // self._size > gaps[-3]:
+                return super().longest(int(gaps[-3]) * self._size)  # type: ignore[no-any-return]
+            return found
+
+    served, parts._Served = parts._Served, Hasty
+    try:
+        return fast.groups.coordinator.CacheCoordinator.find_longest_cache_hit(self, *args, **options)
+    finally:
+        parts._Served = served
+
+
 @seeded(FORESEEN, "MAN-17", "amid", also=("MAN-3", "R2"), by="CacheCoordinator.admit")
 def copies_inherit_the_key(fast: ModuleType, self: Any, request: Any, request_id: str, *args: Any) -> Any:
     """A page is cached under the key of the full page that its first tokens are copied from, whatever follows them."""
