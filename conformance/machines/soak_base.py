@@ -107,20 +107,8 @@ class SoakBase(Machine):
     always = frozenset(
         {"R1", "POOL-1", "POOL-2", "POOL-3", "POOL-5", "POOL-7", "POOL-8", "POOL-9", "POOL-10", "POOL-11", "EVICT-1"}
         | {"HASH-1", "HASH-2", "HASH-3", "MAN-1", "MAN-2", "MAN-3", "MAN-4", "MAN-5", "MAN-8", "MAN-10", "MAN-11"}
-        | {
-            "MAN-12",
-            "MAN-13",
-            "MAN-14",
-            "MAN-17",
-            "PIN-1",
-            "PIN-2",
-            "RET-2",
-            "SWAP-1",
-            "SWAP-2",
-            "TAB-1",
-            "TAB-4",
-            "POOL-12",
-        }
+        | {"MAN-12", "MAN-13", "MAN-14", "MAN-17", "PIN-1", "PIN-2", "POOL-12", "RET-2"}
+        | {"SWAP-1", "SWAP-2", "TAB-1", "TAB-4"}
     )
     capability = "groups"
     compared_by: ClassVar[tuple[str, ...]] = ("queue", "keys")
