@@ -1,6 +1,7 @@
 """The views machine: the cache's classes, from the page table to what is read back, on one device or several."""
 
 import functools
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -255,10 +256,13 @@ class ViewMachine(Calling):
         live = [own[:count] for own in live]
         named = data.draw(st.integers(1, min(count, 6)))
         onto = [some(data, pages, named, named) for _ in range(self.shards)]
-        self.move(ids, live, [[-1, *own[1:]] if data.rarely() else own for own in onto], data.one_of([False, True]))
+        onto = [[-1, *own[1:]] if data.rarely() else own for own in onto]
+        self.move(ids, live, onto, data.one_of([False, True]), count == 2 and data.one_of([False, True]))
 
     @operation
-    def move(self, ids: list[list[int]], live: list[list[int]], onto: list[list[int]], cut: bool) -> None:
+    def move(
+        self, ids: list[list[int]], live: list[list[int]], onto: list[list[int]], cut: bool, is_there: bool = False
+    ) -> None:
         """Pages of each pool, some of their slots, are exported, and the first of them imported into others.
 
         Args:
@@ -266,6 +270,7 @@ class ViewMachine(Calling):
             live: for each of these its leading slots that are live.
             onto: for each pool the pages that are written, -1 for none.
             cut: whether the block is cut to the pages that were asked for, on the host.
+            is_there: whether the numbers are handed over as arrays on the device, which a backend may not look at.
         """
         count, size, before = len(ids[0]), self.layout.page_size, dict(self.holds)
         for pool, places in enumerate(onto):
@@ -276,7 +281,8 @@ class ViewMachine(Calling):
                     self.holds.pop(place, None)
                     if source >= 0 and offset < end and found is not None:
                         self.holds[place] = found
-        given = [numbers if self.shards > 1 else numbers[0] for numbers in (ids, live, onto)]
+        given: list[Any] = [numbers if self.shards > 1 else numbers[0] for numbers in (ids, live, onto)]
+        handed = [jax.numpy.asarray(numbers, np.int32) if is_there else numbers for numbers in given]
 
         def fitted(array: Any) -> Any:
             rows = np.asarray(array)
@@ -284,21 +290,24 @@ class ViewMachine(Calling):
 
         def act(side: Side) -> Any:
             cache = side.names.get(CACHE.owner)([side.view])
-            block = cache.export_pages(*given[:2])
-            return cache.import_pages(given[2], jax.tree.map(fitted, block) if cut else block).views[0]
+            block = cache.export_pages(*handed[:2])
+            return cache.import_pages(handed[2], jax.tree.map(fitted, block) if cut else block).views[0]
 
         first = f"[:{count}]" if cut else ""
-        line = f"block = cache.export_pages({given[0]}, {given[1]}); cache.import_pages({given[2]}, block{first})"
+        shown = [f"jnp.array({numbers}, jnp.int32)" if is_there else str(numbers) for numbers in given]
+        line = f"block = cache.export_pages({shown[0]}, {shown[1]}); cache.import_pages({shown[2]}, block{first})"
         made = self.call(line, act, "SWAP-2", unread)
         for side in (self.spec, self.backend):
             side.put({"view": self.result_on(side, made)})
         self.hold_pages(self.backend.view, "SWAP-2")
 
-    def attend(self, step: Both, queries: Any, clause: str) -> None:
-        """Attends to a step's tokens through both views."""
+    def attend(self, step: Both, queries: Any, clause: str, options: Mapping[str, Any] | None = None) -> None:
+        """Attends to a step's tokens through both views, with some options of attention or with none."""
+        named = options or {}
+        shown = "".join(f", {name}={value if np.ndim(value) == 0 else '<signed>'}" for name, value in named.items())
         both = self.call(
-            "view.attend(queries, step)",
-            lambda side: side.view.attend(queries, self.result_on(side, step)),
+            f"view.attend(queries, step{shown})",
+            lambda side: side.view.attend(queries, self.result_on(side, step), **named),
             clause,
             shape_and_type,
         )
@@ -385,8 +394,10 @@ class Views(ViewMachine):
     @step("ATT-1", "CACHE-2", "CACHE-3", "CACHE-4", "TAB-7", when=lambda self: self.layout == Views.known[0])
     def write_and_attend(self, data: Drawing) -> None:
         """Writes a step's tokens and attends to them through the view."""
-        step = self.write(data)
-        self.attend(step, signed(7, (_TOKENS, 2 * self.layout.heads, self.layout.dims[0])), "ATT-1")
+        step, heads = self.write(data), 2 * self.layout.heads
+        options = {"sinks": signed(8, (heads,)), "window": 3, "soft_cap": 2.0, "scale": 0.3}
+        queries = signed(7, (_TOKENS, heads, self.layout.dims[0]))
+        self.attend(step, queries, "ATT-1", options if data.one_of([False, True]) else None)
 
     @step("TAB-7")
     def plan(self, data: Drawing) -> None:

@@ -91,7 +91,7 @@ class RaggedPagesCache(ShownCache, SavedOnMesh):
 
         Args:
             page_ids: page ids, `[n]`; with several page shards `[shards, n]`, a row for each shard's own ids; for -1
-                the result is zeros.
+                the result is zeros. An i32 array on the device is taken as well.
             num_slots: the number of leading slots of each page that are live, of the same shape.
 
         Returns:

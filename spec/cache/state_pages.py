@@ -121,7 +121,7 @@ def global_ids(name: str, ids: Any, num_page_shards: int, num_pages: int) -> NDA
     Args:
         name: the argument's name, for messages.
         ids: page ids, `[n]`; with several shards `[shards, n]`, a row for each shard's own ids. An id that a shard does
-            not have becomes -1.
+            not have becomes -1. An array on a device, `i32`, is taken as well: a backend need not look at it.
         num_page_shards: the number of shards.
         num_pages: P of each shard.
 
@@ -129,6 +129,7 @@ def global_ids(name: str, ids: Any, num_page_shards: int, num_pages: int) -> NDA
         TypeError: an id is no integer.
         ValueError: an id does not fit an int32, or another shape (R1).
     """
+    ids = _on_host(ids)
     rows = [ids] if num_page_shards == 1 else listed(name, ids)
     read = [[integer(name, page, minimum=None) for page in listed(name, row)] for row in rows]
     if len(read) != num_page_shards or len({len(row) for row in read}) > 1:
@@ -140,6 +141,11 @@ def global_ids(name: str, ids: Any, num_page_shards: int, num_pages: int) -> NDA
                 raise refusal(ValueError, "R1", f"{name}={page} does not fit an int32")
             found.append(shard * num_pages + page if 0 <= page < num_pages else -1)
     return np.array(found, np.int32)
+
+
+def _on_host(numbers: Any) -> Any:
+    """Numbers as they are; an array that is not numpy's, as one of numpy's."""
+    return np.asarray(numbers) if hasattr(numbers, "__array__") and not isinstance(numbers, np.ndarray) else numbers
 
 
 def slot_counts(num_slots: Any, num_page_shards: int, count: int) -> NDArray[np.int32]:
@@ -154,6 +160,7 @@ def slot_counts(num_slots: Any, num_page_shards: int, count: int) -> NDArray[np.
         TypeError: a number is no integer.
         ValueError: one does not fit an int32, or there is not one for each page (R1).
     """
+    num_slots = _on_host(num_slots)
     rows = [num_slots] if num_page_shards == 1 else listed("num_slots", num_slots)
     slots = np.concatenate([np.zeros(0, np.int32), *(global_ids("num_slots", row, 1, 2**31) for row in rows)])
     if len(slots) != count:

@@ -104,6 +104,17 @@ def test_live_slots_come_back_bit_for_bit_and_dead_ones_are_zero(layout: tuple[s
             assert (bits(right) == after).all()
 
 
+@pytest.mark.parametrize("layout", LAYOUTS[:1] + LAYOUTS[4:5], ids=str)
+def test_ids_on_the_device_are_taken_by_both_packages(layout: tuple[str, str, bool]) -> None:
+    """SWAP-2: who has them there need not fetch them; -1 names no page there either."""
+    for cache in caches(layout)[:2]:
+        ids, slots = [4, -1, 1], [PAGE, 2, 3]
+        given = [jax.numpy.asarray(numbers, np.int32) for numbers in (ids, slots)]
+        for listed, there in zip(cache.export_pages(ids, slots), cache.export_pages(*given), strict=True):
+            for own, other in zip(parts(listed), parts(there), strict=True):
+                np.testing.assert_array_equal(bits(own)[: len(ids)], bits(other)[: len(ids)])
+
+
 def test_on_a_mesh_as_on_one_device() -> None:
     """CACHE-5, POOL-12: ids are a shard's own, heads lie on two devices."""
     mesh = jax.make_mesh((2, 2), ("dp", "tp"))
