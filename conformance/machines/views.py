@@ -257,7 +257,7 @@ class ViewMachine(Calling):
         named = data.draw(st.integers(1, min(count, 6)))
         onto = [some(data, pages, named, named) for _ in range(self.shards)]
         onto = [[-1, *own[1:]] if data.rarely() else own for own in onto]
-        self.move(ids, live, onto, data.one_of([False, True]), count == 2 and data.one_of([False, True]))
+        self.move(ids, live, onto, data.one_of([False, True]), count < _MANY and data.one_of([False, True]))
 
     @operation
     def move(
@@ -391,13 +391,13 @@ class Views(ViewMachine):
         """Writes a step's tokens and reads all keys and values back: those written are there, all others as before."""
         self.write(data)
 
-    @step("ATT-1", "CACHE-2", "CACHE-3", "CACHE-4", "TAB-7", when=lambda self: self.layout == Views.known[0])
+    @step("ATT-1", "CACHE-2", "CACHE-3", "CACHE-4", "TAB-7", weight=3, when=lambda self: self.layout == Views.known[0])
     def write_and_attend(self, data: Drawing) -> None:
         """Writes a step's tokens and attends to them through the view."""
         step, heads = self.write(data), 2 * self.layout.heads
         options = {"sinks": signed(8, (heads,)), "window": 3, "soft_cap": 2.0, "scale": 0.3}
         queries = signed(7, (_TOKENS, heads, self.layout.dims[0]))
-        self.attend(step, queries, "ATT-1", options if data.one_of([False, True]) else None)
+        self.attend(step, queries, "ATT-1", options if data.one_of([False, True, True]) else None)
 
     @step("TAB-7")
     def plan(self, data: Drawing) -> None:
