@@ -112,6 +112,13 @@ def read_back_without_scales(fast: ModuleType) -> SimpleNamespace:
     return _read_back_by(fast, read)
 
 
+@seeded(FORESEEN, "ATT-1", "views", by="RaggedPagesCacheView.attend")
+def sinks_end_at_the_view(fast: ModuleType, self: Any, *args: Any, **options: Any) -> Any:
+    """A view hands all options of attention on but for one: a layer with sinks is attended as one without."""
+    options.pop("sinks", None)
+    return fast.RaggedPagesCacheView.attend(self, *args, **options)
+
+
 @seeded(FORESEEN, "TAB-7", "views", by="MetadataBuilder.build")
 def a_full_step_padded_further(fast: ModuleType, self: Any, table: Any, computed: Any, scheduled: Any) -> Any:
     """A step of just as many tokens as one of the sizes is padded to the next one."""
