@@ -64,6 +64,7 @@ SOONEST = {
     "freed_before_the_count_is_read": 6,
     "dropped_hash_comes_back": 7,
     "holders_of_the_last_page_only": 8,
+    "marks_are_computed_too_late": 1,
     "orphan_keeps_its_content": 8,
     "page_ids_are_truncated": 11,
     "what_waits_for_a_copy_is_swapped_out": 12,
