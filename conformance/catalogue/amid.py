@@ -73,7 +73,7 @@ def hits_are_counted_in_whole_pages(fast: ModuleType, self: Any, *args: Any, **o
 
 @seeded(FORESEEN, "MAN-17", "amid", also=("MAN-1", "MAN-7"), by="CacheCoordinator.find_longest_cache_hit")
 def hits_before_the_last_gap_alone(fast: ModuleType, self: Any, *args: Any, **options: Any) -> Any:
-    """Pages of a window are missing in two places: who fails at the later one is looked for before the earlier one."""
+    """Of a window's missing pages the last two are passed over at once: no hit is found that ends between them."""
     parts = fast.groups.part_hits
 
     class Hasty(parts._Served):  # type: ignore[misc,name-defined]

@@ -287,7 +287,7 @@ class Soak(SoakMoves):
             given = [start, self.result_on(side, found)[0]] if found is not None else []
             return side.manager.allocate_slots(case.request, new, *given, **options)
 
-        amid = any(start % group.page_size for group in self.world.groups) and found is not None
+        amid = found is not None and start % self.world.unit
         words = _shown(lookahead=lookahead, delay=delay, hit=start, amid=amid, keys=case.request.extra_keys)
         line = f"manager.allocate_slots({name}, {new}{hits}{shown}){at}"
         if self.made("allocate_slots", line, act, page_ids_of, *words, *features).spec is not None:

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
-from math import gcd, lcm
+from math import lcm
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..calls.source import Source
@@ -119,12 +119,6 @@ def first_token(number: int) -> int:
     return number % (STEM // 1_000_000) * 1_000_000
 
 
-def _divisors(world: World) -> list[int]:
-    """The numbers of tokens that divide every page size of a world."""
-    most = gcd(*(group.page_size for group in world.groups))
-    return [size for size in range(1, most + 1) if most % size == 0]
-
-
 def _dealt(seed: int, number: int, options: Sequence[T]) -> T:
     """One of some options: in the lives of one seed each is chosen once before one is chosen again."""
     order = random.Random(f"soak/{seed}").sample(range(len(options)), len(options))
@@ -153,7 +147,6 @@ class Life:
         self._chance = chance = Chance(f"{seed}/{number}")
         self._of_items = Chance(f"{seed}/{number}/items")
         self._shows = self._of_items.integer(0, 2) == 0  # some tokens stand for items, which are part of pages' keys
-        chance_of_units = Chance(f"{seed}/{number}/units")  # hits may end amid pages, at multiples of a unit
         self._seed, self._life = seed, number
         self._plans: list[tuple[str, tuple[Any, ...]]] = []
         self._texts: list[list[list[int]]] = []
@@ -175,13 +168,7 @@ class Life:
         self.world = self._small_world() if is_small else self._world()
         is_sharded = self._often.isdisjoint(("_rank", "_carry")) and _dealt(seed, number, _SHARDED)
         self.shards = self._some_shards() if is_sharded else 0
-        options = exact_times(number) | self.world.options
-        seldom = not self._often.isdisjoint(("_carry", "_tidy"))  # imports and restores are rare enough
-        if chance_of_units.integer(0, 3) < (2 + seldom if is_small else 1):
-            options["match_unit"] = chance_of_units.one_of(_divisors(self.world))
-            if is_small and chance_of_units.integer(0, 1):  # room for what windows leave behind
-                self.world = replace(self.world, num_pages=3 * self.world.num_pages)
-        self.world = replace(self.world, options=options)
+        self.world = self._perhaps_with_unit(replace(self.world, options=exact_times(number) | self.world.options))
         has_prompt = self._theme not in ("many", "small") and chance.integer(0, 1)
         self.prompt = self._large(max(self.world.max_model_len // 2, 1)) if has_prompt else 0
         self.length = min(most // 2 + chance.size(most), _MOST_STEPS)
@@ -210,6 +197,18 @@ class Life:
         eagle = chance.rarely()
         length = max(listed * size + chance.integer(0, size), 2 * max(sizes) + 2)
         return World(min(max(room, 8), _MOST_PAGES), groups, length, True, eagle, options)
+
+    def _perhaps_with_unit(self, world: World) -> World:
+        """A world whose hits may end amid a page, or the same: in each fourth large life, in most small ones."""
+        chance, is_small = Chance(f"{self._seed}/{self._life}/units"), self._theme == "small"
+        often = 1
+        if is_small:  # most often where imports and restores are to be met, which are rare enough
+            often = 2 if self._often.isdisjoint(("_carry", "_tidy")) else 3
+        if chance.integer(0, 3) >= often:
+            return world
+        options = world.options | {"match_unit": chance.one_of(world.match_units)}
+        roomy = is_small and chance.integer(0, 1)  # room for what windows leave behind
+        return replace(world, options=options, num_pages=(3 if roomy else 1) * world.num_pages)
 
     def _kinds(self) -> str:
         """The kinds of the groups."""

@@ -1,7 +1,6 @@
 """The machines of swaps: requests go to host memory and come back; with a unit, hits end amid pages."""
 
 from dataclasses import dataclass, replace
-from math import gcd
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
@@ -510,9 +509,7 @@ def _amid_worlds(draw: DrawFn) -> World:
             text=tuple(token for token in narrow.text for _ in range(size)),
             probing=True,
         )
-    most = gcd(*(group.page_size for group in world.groups))
-    unit = draw(st.sampled_from([size for size in range(1, most + 1) if most % size == 0]))
-    return replace(world, options={**world.options, "match_unit": unit})
+    return replace(world, options={**world.options, "match_unit": draw(st.sampled_from(world.match_units))})
 
 
 class Amid(Swap):

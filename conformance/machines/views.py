@@ -1,7 +1,6 @@
 """The views machine: the cache's classes, from the page table to what is read back, on one device or several."""
 
 import functools
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -301,13 +300,12 @@ class ViewMachine(Calling):
             side.put({"view": self.result_on(side, made)})
         self.hold_pages(self.backend.view, "SWAP-2")
 
-    def attend(self, step: Both, queries: Any, clause: str, options: Mapping[str, Any] | None = None) -> None:
+    def attend(self, step: Both, queries: Any, clause: str, **options: Any) -> None:
         """Attends to a step's tokens through both views, with some options of attention or with none."""
-        named = options or {}
-        shown = "".join(f", {name}={value if np.ndim(value) == 0 else '<signed>'}" for name, value in named.items())
+        shown = "".join(f", {name}={value if np.ndim(value) == 0 else '<signed>'}" for name, value in options.items())
         both = self.call(
             f"view.attend(queries, step{shown})",
-            lambda side: side.view.attend(queries, self.result_on(side, step), **named),
+            lambda side: side.view.attend(queries, self.result_on(side, step), **options),
             clause,
             shape_and_type,
         )
@@ -397,7 +395,7 @@ class Views(ViewMachine):
         step, heads = self.write(data), 2 * self.layout.heads
         options = {"sinks": signed(8, (heads,)), "window": 3, "soft_cap": 2.0, "scale": 0.3}
         queries = signed(7, (_TOKENS, heads, self.layout.dims[0]))
-        self.attend(step, queries, "ATT-1", options if data.one_of([False, True, True]) else None)
+        self.attend(step, queries, "ATT-1", **(options if data.one_of([False, True, True]) else {}))
 
     @step("TAB-7")
     def plan(self, data: Drawing) -> None:

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations, product
-from math import lcm
+from math import gcd, lcm
 from typing import Any
 
 from hypothesis import strategies as st
@@ -201,6 +201,12 @@ class World:
     def unit(self) -> int:
         """Tokens of which every hit of whole pages is a multiple."""
         return lcm(*(group.page_size for group in self.groups))
+
+    @property
+    def match_units(self) -> list[int]:
+        """The units that a manager can be given: the numbers of tokens that divide every page size (MAN-17)."""
+        most = gcd(*(group.page_size for group in self.groups))
+        return [size for size in range(1, most + 1) if most % size == 0]
 
     @property
     def has_states(self) -> bool:

@@ -62,7 +62,8 @@ class RaggedPagesCache(ShownCache, SavedOnMesh):
         Every source is read before any destination is written; a pair with an id that no page has is skipped.
 
         Args:
-            sources: page ids, `[n]`; with several page shards `[shards, n]`, a row for each shard's own ids.
+            sources: page ids, `[n]`; with several page shards `[shards, n]`, a row for each shard's own ids. An i32
+                array on the device is taken as well.
             destinations: ids of the pages to write, of the same shape; none twice, and none that is a source.
             num_slots: number of leading slots of each page that are copied, of the same shape; the others stay as
                 they are. None: all.

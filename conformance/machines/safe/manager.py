@@ -1,7 +1,6 @@
 """The manager machines of level safe: one group of full attention; groups of any kinds."""
 
 from dataclasses import replace
-from math import gcd
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
@@ -195,9 +194,7 @@ class Scenes(SafeCalls):
 def _worlds_with_units(draw: DrawFn) -> World:
     """A world whose hits may end amid a page: its unit divides every page size."""
     world = draw(worlds(_AMID_KINDS, counts=(1, 1, 2, 2, 3), room=(1, 4), ample=True, eagle=True, options=_OPTIONS))
-    most = gcd(*(group.page_size for group in world.groups))
-    unit = draw(st.sampled_from([size for size in range(1, most + 1) if most % size == 0]))
-    return replace(world, options={**world.options, "match_unit": unit})
+    return replace(world, options={**world.options, "match_unit": draw(st.sampled_from(world.match_units))})
 
 
 class SafeManager(Scenes):
