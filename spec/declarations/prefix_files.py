@@ -186,10 +186,7 @@ def _prefix_file(header: Mapping[str, Any], arrays: Mapping[str, Any], key: byte
         ValueError: it is too short (R1).
     """
     signing = _signing(key)
-    file = io.BytesIO()
-    text = np.frombuffer(json.dumps(header).encode(), np.uint8)
-    np.savez(file, allow_pickle=False, header=text, **{name: np.ascontiguousarray(own) for name, own in arrays.items()})
-    archive = file.getvalue()
+    archive = _archive({"header": np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays})
     if signing is None:
         return archive
     signing.update(archive)
@@ -257,6 +254,22 @@ def _verified(data: bytes, key: bytes | None) -> bytes:
 
 
 # -- The archive ----------------------------------------------------------------------------------
+
+
+def _archive(arrays: Mapping[str, Any]) -> bytes:
+    """An archive of arrays, with equal bytes for equal arrays. O(their size).
+
+    `numpy.savez` writes such archives too, but asks for the long form of each size, and patch versions of Python write
+    that form differently. Here a size is written in the long form only where it needs that.
+    """
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            member = zipfile.ZipInfo(f"{name}.npy")  # dated 1980, as no file shall depend on when it was written
+            member.file_size = array.nbytes  # what decides between the forms, before anything is written
+            with archive.open(member, "w") as content:
+                np.lib.format.write_array(content, np.ascontiguousarray(array), (1, 0), allow_pickle=False)
+    return file.getvalue()
 
 
 def _members(archive: bytes, max_bytes: int) -> list[tuple[str, bytes]]:
