@@ -36,13 +36,13 @@ class NoAnswer(Ending):
 
 
 def no_answer(seconds: float, at_first: float) -> str:
-    """What is observed of a call that did not return.
+    """What is observed of a call that did not return, with the name of the option that would let it take longer.
 
     Args:
         seconds: how long it was waited for.
         at_first: how long before the calls were made fewer.
     """
-    return f"no answer within {seconds:g} s" + (f" (at first: {at_first:g} s)" if seconds != at_first else "")
+    return f"no answer within {seconds:g} s (step_timeout{f' at first: {at_first:g} s' if seconds != at_first else ''})"
 
 
 class InFlight(NamedTuple):

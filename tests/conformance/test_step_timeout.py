@@ -67,11 +67,13 @@ def test_what_loops_in_python_is_stopped() -> None:
     found = run_machine(MACHINES["pool"], backend("loops", PagePool=Loops), 3, step_timeout=SECONDS)
     deviation = found.deviations[0]
     assert [each.clause for each in found.deviations] == ["POOL-5"]
-    assert deviation.observed == "no answer within 0.3 s"
+    assert deviation.observed == "no answer within 0.3 s (step_timeout)"
     assert "free_pages" in deviation.calls[-1]
     assert deviation.num_calls <= 4
     assert not found.ended
-    assert found.note in [f"ended early, in {step}: no answer within 0.3 s" for step in ("free_pages", "forget")]
+    assert found.note in [
+        f"ended early, in {step}: no answer within 0.3 s (step_timeout)" for step in ("free_pages", "forget")
+    ]
     assert signal.getsignal(signal.SIGALRM) is before
 
 
@@ -92,7 +94,7 @@ def test_what_is_stuck_in_c_or_dies_is_ended_with_its_process(tmp_path: Path, mo
     assert (queue.name, pool.name) == ("queue", "pool")
     assert [found.observed for found in queue.deviations] == ["the process ended, by signal 9"]
     assert queue.deviations[0].calls[-1].startswith("queue.popleft()")
-    assert [found.observed for found in pool.deviations] == ["no answer within 0.3 s"]
+    assert [found.observed for found in pool.deviations] == ["no answer within 0.3 s (step_timeout)"]
     assert pool.deviations[0].calls[0].startswith("pool = PagePool(")
     assert {pool.ended, queue.ended} == {False}
     assert pool.steps > 0
