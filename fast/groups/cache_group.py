@@ -251,15 +251,18 @@ class GrowingTail:
         """
         group, slot, run = self._group, self._slot, self.run
         number = group.num_tail_runs[slot]
-        state = f"{group.state(slot)}: {len(self.tokens)} bytes of a tail of run {number}"
+
+        def state() -> str:
+            stored = [] if run is None else run.pages.tolist()
+            return f"{group.state(slot)}: {len(self.tokens)} bytes of a tail of run {number}, which has {stored}"
+
         if run is None:
-            assert not number, f"POOL-7: a run without a tail: {state}"
-            assert not self.tokens, f"POOL-7: a tail without a run: {state}"
+            assert not number, f"POOL-7: a run without a tail: {state()}"
+            assert not self.tokens, f"POOL-7: a tail without a run: {state()}"
             return
-        state = f"{state}, which has {run.pages.tolist()}"
-        assert run.tail is self, f"POOL-7: another's run: {state}"
-        assert run.number == number, f"POOL-7: number {run.number}: {state}"
-        assert len(self.tokens) % run.tree.page_bytes == 0, f"POOL-7: part of a page: {state}"
+        assert run.tail is self, f"POOL-7: another's run: {state()}"
+        assert run.number == number, f"POOL-7: number {run.number}: {state()}"
+        assert len(self.tokens) % run.tree.page_bytes == 0, f"POOL-7: part of a page: {state()}"
         first = group.num_published[slot] - len(self.tokens) // run.tree.page_bytes
-        assert run.pages[-1] == group.page_at(slot, first - 1), f"POOL-7: not behind the run: {state}"
-        assert self._pages(run).all(), f"POOL-1: null pages: {state}"
+        assert run.pages[-1] == group.page_at(slot, first - 1), f"POOL-7: not behind the run: {state()}"
+        assert self._pages(run).all(), f"POOL-1: null pages: {state()}"

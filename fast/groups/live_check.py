@@ -1,6 +1,7 @@
 """Checks of the redundancies of live requests' columns and rows, and of the pool's counts against them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -31,15 +32,15 @@ def check_live(
     """
     held = pool.pins.counts().copy()
     for request_id, slot in live.slot_of.items():
-        state = live.state(request_id)
+        state = partial(live.state, request_id)
         request = live.requests[slot]
-        assert request is not None and live.ids[slot] == request_id, f"MAN-6: {state}"  # noqa: PT018
-        assert live.is_live[slot], state
-        assert live.num_computed[slot] <= live.num_slots[slot] <= max_model_len, f"MAN-8: {state}"
-        assert live.num_promised[slot] <= live.num_slots[slot], f"MAN-2: {state}"
+        assert request is not None and live.ids[slot] == request_id, f"MAN-6: {state()}"  # noqa: PT018
+        assert live.is_live[slot], state()
+        assert live.num_computed[slot] <= live.num_slots[slot] <= max_model_len, f"MAN-8: {state()}"
+        assert live.num_promised[slot] <= live.num_slots[slot], f"MAN-2: {state()}"
         for group in groups:
             wanted = group.rule.end(live.num_promised[slot], live.num_slots[slot])
-            assert group.num_pages[slot] >= wanted, f"MAN-2: {state}"
+            assert group.num_pages[slot] >= wanted, f"MAN-2: {state()}"
             unfrozen = [
                 place
                 for place, tokens in group.rule.states(live.num_computed[slot], live.num_promised[slot])
@@ -57,13 +58,13 @@ def check_live(
     assert int(live.is_live.sum()) == len(live.slot_of), f"slots: {live.slot_of}"
 
 
-def _check_row(pool: PagePool, group: CacheGroup, slot: int, unfrozen: list[int], state: str) -> None:
+def _check_row(pool: PagePool, group: CacheGroup, slot: int, unfrozen: list[int], state: Callable[[], str]) -> None:
     pages, published, gone = group.pages(slot), group.num_published[slot], group.num_given_back[slot]
-    assert group.num_hits[slot] <= published, f"MAN-3: {state}"
-    assert published <= len(pages), f"MAN-3: {state}"
-    assert not pages[:gone].any(), f"MAN-8: {state}"
-    assert group.rule.has_states or pages[gone:].all(), f"MAN-8: a hole amid the pages: {state}"
+    assert group.num_hits[slot] <= published, f"MAN-3: {state()}"
+    assert published <= len(pages), f"MAN-3: {state()}"
+    assert not pages[:gone].any(), f"MAN-8: {state()}"
+    assert group.rule.has_states or pages[gone:].all(), f"MAN-8: a hole amid the pages: {state()}"
     private = np.concatenate([pages[published:], pages[unfrozen]])  # an unfinished state is still written (MAN-13)
     private = private[private != 0]
-    assert not pool.index.cached(private).any(), f"MAN-3: {state}"
-    assert all(pool.ref_count(page) == 1 for page in private.tolist()), f"R2: {state}"
+    assert not pool.index.cached(private).any(), f"MAN-3: {state()}"
+    assert all(pool.ref_count(page) == 1 for page in private.tolist()), f"R2: {state()}"

@@ -266,15 +266,18 @@ class PageLists:
         Raises:
             AssertionError: a check fails; the message shows all lists.
         """
-        state = f"lengths, origins, begins, limits {self._places.tolist()}, {self._end} of {len(self.cell)} cells"
+
+        def state() -> str:
+            return f"lengths, origins, begins, limits {self._places.tolist()}, {self._end} of {len(self.cell)} cells"
+
         firsts, stops = self.begins - self.origins, self.origins + self.limits
-        assert ((firsts >= 0) & (firsts <= self.lengths) & (self.lengths <= self.limits)).all(), f"MAN-2: {state}"
-        assert self.num_cells == (self.lengths - firsts).sum(), f"MAN-2: {self.num_cells} cells are used: {state}"
+        assert ((firsts >= 0) & (firsts <= self.lengths) & (self.lengths <= self.limits)).all(), f"MAN-2: {state()}"
+        assert self.num_cells == (self.lengths - firsts).sum(), f"MAN-2: {self.num_cells} cells are used: {state()}"
         with_room = (stops > self.begins).nonzero()[0]
         order = with_room[np.argsort(self.begins[with_room])]
         bounds = np.stack([self.begins[order], stops[order]], axis=1).ravel()
-        assert (np.diff(bounds) >= 0).all(), f"R2: lists overlap: {state}"
-        assert stops.max(initial=0) <= self._end <= len(self.cell), f"R2: a list past the cells: {state}"
+        assert (np.diff(bounds) >= 0).all(), f"R2: lists overlap: {state()}"
+        assert stops.max(initial=0) <= self._end <= len(self.cell), f"R2: a list past the cells: {state()}"
 
 
 def _with_room(count: Number) -> Number:

@@ -210,48 +210,51 @@ class Run:
         """
         page_bytes = self.tree.page_bytes
         attached = sorted((place, key) for place, key, _ in self.branches())
-        state = (
-            f"POOL-7: run {self.number} at {self.start}, pages {self.pages.tolist()}, holes {self.holes}, "
-            f"duplicates {self.duplicates}, {len(self.tokens)} token bytes, branches at {[p for p, _ in attached]}"
-        )
+
+        def state() -> str:
+            return (
+                f"POOL-7: run {self.number} at {self.start}, pages {self.pages.tolist()}, holes {self.holes}, "
+                f"duplicates {self.duplicates}, {len(self.tokens)} token bytes, branches at {[p for p, _ in attached]}"
+            )
+
         is_part = self.extra.startswith(b"\xff")  # see `parts.PART`
         if is_part:
-            assert len(self.pages) == 1, f"MAN-17: pages behind one that is not full: {state}"
-            assert 0 < len(self.tokens) < page_bytes, state
-            assert not attached, f"MAN-17: branches behind a page that is not full: {state}"
+            assert len(self.pages) == 1, f"MAN-17: pages behind one that is not full: {state()}"
+            assert 0 < len(self.tokens) < page_bytes, state()
+            assert not attached, f"MAN-17: branches behind a page that is not full: {state()}"
         else:
-            assert len(self.tokens) == len(self.pages) * page_bytes, state
-        assert len(self.pages) < 2 or isinstance(self.tokens, bytearray), f"tokens that can't be cut: {state}"
-        assert self.holes == self.pages.count(0), state
-        assert len(self.digests or ()) <= len(self.pages), state
+            assert len(self.tokens) == len(self.pages) * page_bytes, state()
+        assert len(self.pages) < 2 or isinstance(self.tokens, bytearray), f"tokens that can't be cut: {state()}"
+        assert self.holes == self.pages.count(0), state()
+        assert len(self.digests or ()) <= len(self.pages), state()
         for branches in (self.children, self.others):
-            assert branches is None or (branches and all(branches.values())), f"an empty dict: {state}"
+            assert branches is None or (branches and all(branches.values())), f"an empty dict: {state()}"
         for place, key, child in self.branches():
             is_same = place in (self.children or ()) and key in (self.children or {})[place]
             extra, start = (b"", place) if isinstance(child, int) else (child.extra, child.start)
-            assert start == place, state
-            assert (extra == self.extra) == is_same, f"a branch under other extra keys: {state}"
-            assert place == 0 if self.parent is None else self.start < place <= self.end, state
-            assert not (is_same and self.parent is not None and place == self.end), f"to be joined: {state}"
+            assert start == place, state()
+            assert (extra == self.extra) == is_same, f"a branch under other extra keys: {state()}"
+            assert place == 0 if self.parent is None else self.start < place <= self.end, state()
+            assert not (is_same and self.parent is not None and place == self.end), f"to be joined: {state()}"
             own = self.extra + self.page_tokens(place - self.start)
-            assert not is_same or place == self.end or key != own, f"a branch of the run's own content: {state}"
+            assert not is_same or place == self.end or key != own, f"a branch of the run's own content: {state()}"
             if isinstance(child, int):
-                assert len(key) == page_bytes, state
+                assert len(key) == page_bytes, state()
                 continue
-            assert child.parent is self, state
-            assert child.key == key == child.extra + bytes(child.tokens[:page_bytes]), state
+            assert child.parent is self, state()
+            assert child.key == key == child.extra + bytes(child.tokens[:page_bytes]), state()
         if self.parent is not None:
-            assert self.pages, state
-            assert not self.num_dead(), f"a hole at the end that nothing follows: {state}"
+            assert self.pages, state()
+            assert not self.num_dead(), f"a hole at the end that nothing follows: {state()}"
             is_lone = len(self.pages) == 1 and not self.num_attached and not self.extra
-            assert not is_lone or self.number < 0, f"a lone page with a run: {state}"
+            assert not is_lone or self.number < 0, f"a lone page with a run: {state()}"
         for depth, pages in (self.duplicates or {}).items():
-            assert pages, state
-            assert self.pages[depth - self.start], f"a duplicate of a hole: {state}"
-        assert self.duplicates is None or self.duplicates, state
+            assert pages, state()
+            assert self.pages[depth - self.start], f"a duplicate of a hole: {state()}"
+        assert self.duplicates is None or self.duplicates, state()
         num_attached = len(attached) + sum(map(len, (self.duplicates or {}).values()))
-        assert self.num_attached == num_attached, f"{self.num_attached} attached: {state}"
-        assert self.tail is None or (self.parent is not None and len(self.pages) > 1), f"a tail of a page: {state}"
+        assert self.num_attached == num_attached, f"{self.num_attached} attached: {state()}"
+        assert self.tail is None or (self.parent is not None and len(self.pages) > 1), f"a tail of a page: {state()}"
 
 
 class RunTree:

@@ -217,9 +217,12 @@ class FreeLog:
             AssertionError: they don't; the message shows the log.
         """
         order = self.order()
-        state = f"free {self.num_free}, log[{self.head}:{self.tail}] = {self._log[self.head : self.tail].tolist()}"
-        assert 0 <= self.head <= self.tail <= self.capacity, state
-        assert len(order) == self.num_free == len(np.unique(order)), f"POOL-2: {state}"
+
+        def state() -> str:
+            return f"free {self.num_free}, log[{self.head}:{self.tail}] = {self._log[self.head : self.tail].tolist()}"
+
+        assert 0 <= self.head <= self.tail <= self.capacity, state()
+        assert len(order) == self.num_free == len(np.unique(order)), f"POOL-2: {state()}"
         assert (self._log[self._position[order]] == order).all(), (
-            f"POOL-2: positions {self._position.tolist()}, {state}"
+            f"POOL-2: positions {self._position.tolist()}, {state()}"
         )

@@ -369,28 +369,30 @@ class FreeOrder:
         """
         self._log.check()
         priorities = {int(page): int(self._priority_of[page]) for page in self._priority_of.nonzero()[0]}
-        state = (
-            f"priorities {priorities}, ends {self._end_of}, levels { {p: list(v) for p, v in self._levels.items()} }"
-        )
-        assert self.num_prioritised == len(priorities), f"PIN-2: {self.num_prioritised} prioritised: {state}"
-        assert self._levels.keys() <= set(self._level_heap), f"PIN-2: heap of levels {self._level_heap}: {state}"
-        assert _is_heap(self._level_heap), f"PIN-2: no heap of levels {self._level_heap}: {state}"
-        assert all(self._levels.values()), f"PIN-2: an empty level: {state}"
-        assert self._num_in_levels == sum(map(len, self._levels.values())), f"PIN-2: {self._num_in_levels}: {state}"
+
+        def state() -> str:
+            levels = {priority: list(pages) for priority, pages in self._levels.items()}
+            return f"priorities {priorities}, ends {self._end_of}, levels {levels}"
+
+        assert self.num_prioritised == len(priorities), f"PIN-2: {self.num_prioritised} prioritised: {state()}"
+        assert self._levels.keys() <= set(self._level_heap), f"PIN-2: heap of levels {self._level_heap}: {state()}"
+        assert _is_heap(self._level_heap), f"PIN-2: no heap of levels {self._level_heap}: {state()}"
+        assert all(self._levels.values()), f"PIN-2: an empty level: {state()}"
+        assert self._num_in_levels == sum(map(len, self._levels.values())), f"PIN-2: {self._num_in_levels}: {state()}"
         noted = [] if self._policy is None else self._policy.noted_pages()
         assert not any(page in level for page in noted for level in self._levels.values()), (
-            f"EVICT-1: marks of {noted} are needed, and some of them are free: {state}"
+            f"EVICT-1: marks of {noted} are needed, and some of them are free: {state()}"
         )
         for priority, level in self._levels.items():
-            assert all(priorities.get(page) == priority for page in level), f"PIN-2: {state}"
+            assert all(priorities.get(page) == priority for page in level), f"PIN-2: {state()}"
         assert not any(priorities.get(page) for page in self._log.order().tolist()), (
-            f"PIN-2: a page in the log has a priority: {state}"
+            f"PIN-2: a page in the log has a priority: {state()}"
         )
-        assert self._end_of.keys() <= priorities.keys(), f"PIN-2: an end of priority 0: {state}"
+        assert self._end_of.keys() <= priorities.keys(), f"PIN-2: an end of priority 0: {state()}"
         ends = {(end, page) for page, end in self._end_of.items()}
-        assert ends <= set(self._ends), f"PIN-2: heap {self._ends}: {state}"
-        assert _is_heap(self._ends), f"PIN-2: no heap of ends {self._ends}: {state}"
-        assert 0 not in priorities, f"PIN-2: the null page has a priority: {state}"
+        assert ends <= set(self._ends), f"PIN-2: heap {self._ends}: {state()}"
+        assert _is_heap(self._ends), f"PIN-2: no heap of ends {self._ends}: {state()}"
+        assert 0 not in priorities, f"PIN-2: the null page has a priority: {state()}"
         ended = [page for page, end in self._end_of.items() if self.now is not None and end <= self.now]
         assert not ended, f"PIN-2: priorities of pages {ended} have ended by {self.now}"
 

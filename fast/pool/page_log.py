@@ -184,12 +184,15 @@ class PageLog:
             AssertionError: they don't; the message shows the log.
         """
         order = self.order()
-        state = f"{self.num} pages, log[{self.head}:{self.tail}] = {self._log[self.head : self.tail].tolist()}"
-        assert 0 <= self.head <= self.tail <= len(self._log), state
-        assert len(order) == self.num == len(np.unique(order)), f"POOL-2: {state}"
+
+        def state() -> str:
+            return f"{self.num} pages, log[{self.head}:{self.tail}] = {self._log[self.head : self.tail].tolist()}"
+
+        assert 0 <= self.head <= self.tail <= len(self._log), state()
+        assert len(order) == self.num == len(np.unique(order)), f"POOL-2: {state()}"
         places = self._places[order]
-        assert (self._log[places & _PLACE] == order).all(), f"POOL-2: places {places.tolist()}, {state}"
-        assert (self.numbers(places) == self.number(self._own)).all(), f"POOL-2: places {places.tolist()}, {state}"
+        assert (self._log[places & _PLACE] == order).all(), f"POOL-2: places {places.tolist()}, {state()}"
+        assert (self.numbers(places) == self.number(self._own)).all(), f"POOL-2: places {places.tolist()}, {state()}"
 
 
 class BatchLog(PageLog):

@@ -168,14 +168,19 @@ class Pins:
         """
         counts = self.counts()
         pinned = counts.nonzero()[0]
-        state = f"pins {dict(zip(pinned.tolist(), counts[pinned].tolist(), strict=True))}, salts of {list(self._salts)}"
-        assert counts.min() >= 0, f"PIN-1: {state}"
-        assert not counts[0], f"PIN-1: the null page is pinned: {state}"
-        assert self.num_pinned == len(pinned) <= self._max_pages, f"PIN-1: {self.num_pinned} pages: {state}"
+
+        def state() -> str:
+            return (
+                f"pins {dict(zip(pinned.tolist(), counts[pinned].tolist(), strict=True))}, salts of {list(self._salts)}"
+            )
+
+        assert counts.min() >= 0, f"PIN-1: {state()}"
+        assert not counts[0], f"PIN-1: the null page is pinned: {state()}"
+        assert self.num_pinned == len(pinned) <= self._max_pages, f"PIN-1: {self.num_pinned} pages: {state()}"
         salts = {page: self._salt_of(page) for page in pinned[is_cached[pinned]].tolist()}
-        assert self._salts == salts, f"PIN-1: {state}"
+        assert self._salts == salts, f"PIN-1: {state()}"
         assert self._per_salt == Counter(salts.values()), (
-            f"PIN-1: counts by salt {sorted(self._per_salt.values())}: {state}"
+            f"PIN-1: counts by salt {sorted(self._per_salt.values())}: {state()}"
         )
         most = max(self._per_salt.values(), default=0)
-        assert self._max_per_salt is None or most <= self._max_per_salt, f"PIN-1: {most} of one salt: {state}"
+        assert self._max_per_salt is None or most <= self._max_per_salt, f"PIN-1: {most} of one salt: {state()}"

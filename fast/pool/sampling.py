@@ -120,16 +120,19 @@ class Sampling:
             AssertionError: they contradict each other; the message shows them.
         """
         stored, freed, every = self._stored_at, self._freed_at, self._every
-        state = f"stored at {stored.tolist()}, freed at {freed.tolist()}, clock {clock}, evictions {evictions}"
-        assert (self._is_sampled.nonzero()[0] == np.arange(every, len(is_cached), every)).all(), state
+
+        def state() -> str:
+            return f"stored at {stored.tolist()}, freed at {freed.tolist()}, clock {clock}, evictions {evictions}"
+
+        assert (self._is_sampled.nonzero()[0] == np.arange(every, len(is_cached), every)).all(), state()
         assert ((stored != _NEVER) == is_cached[::every])[1:].all(), (
-            f"MAN-12: times of other pages than cached: {state}"
+            f"MAN-12: times of other pages than cached: {state()}"
         )
-        assert stored.min() >= _NEVER and stored.max() <= clock, f"MAN-12: {state}"  # noqa: PT018
-        assert freed.min() >= 0 and freed.max() <= clock, f"MAN-12: {state}"  # noqa: PT018
+        assert stored.min() >= _NEVER and stored.max() <= clock, f"MAN-12: {state()}"  # noqa: PT018
+        assert freed.min() >= 0 and freed.max() <= clock, f"MAN-12: {state()}"  # noqa: PT018
         both = (is_cached & is_free)[::every]
-        assert (freed[both] >= stored[both]).all(), f"MAN-12: freed before it was stored: {state}"
-        assert sum(self.lifetimes) <= evictions <= clock, f"MAN-12: lifetimes {self.lifetimes}, {state}"
+        assert (freed[both] >= stored[both]).all(), f"MAN-12: freed before it was stored: {state()}"
+        assert sum(self.lifetimes) <= evictions <= clock, f"MAN-12: lifetimes {self.lifetimes}, {state()}"
 
 
 def _count(histogram: list[int], values: Iterable[int]) -> None:

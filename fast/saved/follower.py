@@ -113,13 +113,16 @@ class CacheFollower(ShownFollower):
         Raises:
             AssertionError: they don't; the message shows both.
         """
-        state = f"pages {self._pages}, stored {self._stored}"
+
+        def state() -> str:
+            return f"pages {self._pages}, stored {self._stored}"
+
         mapped = {page: key for key, pages in self._pages.items() for page in pages}
-        assert mapped == {page: _key_of(event) for page, event in self._stored.items()}, f"POOL-7: {state}"
-        assert len(mapped) == sum(map(len, self._pages.values())), f"POOL-8: a page stands twice: {state}"
-        assert all(self._pages.values()), f"POOL-7: a key without a page: {state}"
-        assert min(self._stored, default=1) > 0, f"POOL-1: {state}"
-        assert all(key.group_id >= 0 for key in self._pages), f"POOL-7: {state}"
+        assert mapped == {page: _key_of(event) for page, event in self._stored.items()}, f"POOL-7: {state()}"
+        assert len(mapped) == sum(map(len, self._pages.values())), f"POOL-8: a page stands twice: {state()}"
+        assert all(self._pages.values()), f"POOL-7: a key without a page: {state()}"
+        assert min(self._stored, default=1) > 0, f"POOL-1: {state()}"
+        assert all(key.group_id >= 0 for key in self._pages), f"POOL-7: {state()}"
 
 
 class _FollowedMap(Mapping[PageHashWithGroupId, Sequence[int]]):
