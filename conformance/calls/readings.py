@@ -160,7 +160,8 @@ def events_told(manager: Any) -> Any:
 
 def counters(owner: Any) -> Any:
     """What was counted."""
-    return {name: getattr(owner.counters, name) for name in owner.counters.__dataclass_fields__}
+    counted = owner.counters
+    return {name: getattr(counted, name) for name in counted.__dataclass_fields__}
 
 
 def pinned_pages(pool: Any) -> Any:

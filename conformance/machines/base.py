@@ -35,9 +35,6 @@ T = TypeVar("T")
 Charge = Mapping[str, str] | str
 """Labels for differences of the state, by field, or one for all fields."""
 
-_SELDOM = 8
-"""The number of calls of which one is followed by a look at what is looked at seldom."""
-
 _HURRIED = 1 / 3
 """What a step costs that is taken in a hurry, in steps otherwise."""
 
@@ -77,7 +74,7 @@ class Machine(RuleBasedStateMachine):
         backend: the backend's side.
         hurrying: whether states are not compared, as nobody asks for what is wrong by now.
         closing: whether the last step of a sequence is taken again.
-        closely: whether all of the state is looked at after every call, also what is looked at seldom.
+        closely: whether all of the state is looked at after every call, also what costs much; see `Field.every`.
         fields: what the observable state shows.
     """
 
@@ -104,7 +101,7 @@ class Machine(RuleBasedStateMachine):
         self._wrong_before: set[str] = set()
         self._after: dict[str, object] = {}
         self._compared: set[str] = set()
-        self._doubts: dict[bool, Deviation] = {}
+        self._doubts: dict[int, Deviation] = {}
         self._trace: list[TracedStep | Call] = []
         self._step: TracedStep | None = None
         self._operating = False
@@ -477,8 +474,7 @@ class Machine(RuleBasedStateMachine):
             Side.made = None
 
     def _compare_states(self, charge: Charge, fixed: bool) -> None:
-        every = self.looks_at_all()
-        fields = [shows for shows in self.fields if every or not shows.seldom]
+        fields = [shows for shows in self.fields if self.looks_at(shows)]
         self._after = {shows.name: shows.read(self.spec) for shows in fields}
         for shows in fields:
             clause = charge if isinstance(charge, str) else charge.get(shows.name, shows.clause)
@@ -499,14 +495,14 @@ class Machine(RuleBasedStateMachine):
             told = clause, f"{shows.name} = {found.expected}", f"{shows.name} = {found.observed}", outcome.error
             if not shows.inner or self.at_once:
                 self.differ(*told)
-            if clause in self.session.clauses and shows.seldom not in self._doubts:
-                self._doubts[shows.seldom] = self._deviation(*told)
-                self._doubts[shows.seldom].inner = True
+            if clause in self.session.clauses and shows.every not in self._doubts:
+                self._doubts[shows.every] = self._deviation(*told)
+                self._doubts[shows.every].inner = True
         self._before = self._after
 
-    def looks_at_all(self) -> bool:
-        """Whether what is looked at seldom is looked at now."""
-        return self.closely or self.closing or not len(self.calls) % _SELDOM
+    def looks_at(self, shows: Field) -> bool:
+        """Whether a field is looked at now."""
+        return self.closely or self.closing or not len(self.calls) % shows.every
 
     def _named_in(self, message: str) -> str:
         """The first clause that a backend's own ``check()`` names, of those that the machine always checks."""
@@ -515,8 +511,8 @@ class Machine(RuleBasedStateMachine):
     def end(self) -> None:
         """Ends steps that are taken again: what only the backend's own ``check()`` found is raised now."""
         found, self._doubts = self._doubts, {}
-        for seldom in sorted(found):
-            raise found[seldom]
+        for every in sorted(found):
+            raise found[every]
 
     def differ(self, clause: str, expected: str, observed: str, error: BaseException | None = None) -> NoReturn:
         """Ends the example: the backend breaks a clause, which is a verdict if the clause is looked at.

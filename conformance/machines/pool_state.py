@@ -10,6 +10,7 @@ from ..calls.manager import event
 from .base import SPEC, Field, Machine
 
 __all__ = [
+    "CHECK_EVERY",
     "FOLLOWED",
     "TAKEN",
     "event_fields",
@@ -20,6 +21,16 @@ __all__ = [
     "pool_options",
     "whole_fields",
 ]
+
+CHECK_EVERY = 3
+"""The number of calls of which one is followed by the backend's own ``check()``, which took a fifth of the time.
+
+What deviates by it alone is looked for again after every call, so that it is charged to the right one. And some checks
+do what a backend had put off: without one, it stays put off for several calls, as it does for those who use it.
+"""
+
+_SNAPSHOT_EVERY = 8
+"""The number of calls of which one is followed by a snapshot."""
 
 Groups = list[tuple[int, list[int]]]
 """The cached map with its keys forgotten: (group id, page ids in the order they were cached), sorted."""
@@ -57,7 +68,7 @@ def pool_fields(seeded: bool, weak: bool, lacks: Collection[str] = (), order: st
         Field.of("cached map", agree=refines if weak else operator.eq, blame=_blame_order, also=("POOL-7",)),
         *(() if "keys" in lacks else keys),
         Field.of("usage", aside=True),
-        Field("check()", "POOL-2", _check, aside=True, inner=True),
+        Field("check()", "POOL-2", _check, aside=True, inner=True, every=CHECK_EVERY),
     )
 
 
@@ -155,7 +166,7 @@ def whole_fields(machine: Machine) -> tuple[Field, ...]:
 
     labels = {label for of_part in _OF_PART.values() for label in of_part if label in always}
     also = tuple(sorted(labels | {"MAN-14"}))
-    return (Field.of("snapshot", agree=_alike, blame=blame, also=also, aside=True, inner=True, seldom=True),)
+    return (Field.of("snapshot", agree=_alike, blame=blame, also=also, aside=True, inner=True, every=_SNAPSHOT_EVERY),)
 
 
 def _alike(expected: Any, observed: Any) -> bool:

@@ -55,8 +55,8 @@ class Session:
         wasted: steps that had nothing possible to do.
         tried: for each clause the steps in which it was compared.
         deviations: for each clause that the backend was seen to break, the shortest deviation.
-        doubts: what no user saw, where a run finds nothing that one sees: what was found first by the backend's own
-            ``check()`` (False), or else by what is looked at seldom (True).
+        doubts: what no user saw, where a run finds nothing that one sees: what each inner field showed first, by
+            `Field.every`. That of which the least counts: a backend's own ``check()`` before its snapshots.
         first_at: when the first deviation was seen, by the monotonic clock.
         lacks: what the backend was found not to offer, such as ``table.slot_mapping``.
         drawn: how often each method, argument and fault of the tables was drawn; see `Table.counted`.
@@ -95,7 +95,7 @@ class Session:
         self.hits = 0
         self.drawn: Counter[str] = Counter()
         self.deviations: dict[str, Deviation] = {}
-        self.doubts: dict[bool, Deviation] = {}
+        self.doubts: dict[int, Deviation] = {}
         self.lacks: set[str] = set()
         self.undeclared: set[tuple[str, str]] = set()
         self.note = ""

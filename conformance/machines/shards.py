@@ -14,7 +14,7 @@ from .base import Field, Side
 from .draws import NO_INTS, Drawing
 from .groups import MIXED, GroupSteps
 from .manager_base import MANAGER_REF
-from .pool_state import event_fields, pool_fields
+from .pool_state import CHECK_EVERY, event_fields, pool_fields
 from .properties import operation, start, step
 from .swap import SwapSteps
 from .worlds import World, worlds
@@ -104,7 +104,9 @@ class Shards(SwapSteps):
             *map(of_every_shard, pool_fields("hash_seed" in self.options, weak=False, lacks=lacks)),
             *map(of_every_shard, event_fields(self.options)),
             Field.of("usage of the manager"),
-            Field("check() of the manager", "POOL-12", lambda side: side.manager.check(), inner=True),
+            Field(
+                "check() of the manager", "POOL-12", lambda side: side.manager.check(), inner=True, every=CHECK_EVERY
+            ),
         ]
 
     def free_host_pages(self) -> Field:

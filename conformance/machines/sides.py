@@ -104,7 +104,7 @@ class Field:
             end the example.
         inner: whether no user sees it, as what a backend's own ``check()`` finds: a wrong value is reported where
             nothing else differs in the whole run.
-        seldom: whether it costs so much that it is looked at after one call of some only.
+        every: the number of calls of which one is followed by a look at it, where a look costs much.
     """
 
     name: str
@@ -115,7 +115,7 @@ class Field:
     also: tuple[str, ...] = ()
     aside: bool = False
     inner: bool = False
-    seldom: bool = False
+    every: int = 1
 
     @classmethod
     def of(cls, name: str, requests: Iterable[str] = (), way: int = 0, **more: Any) -> "Field":

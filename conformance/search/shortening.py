@@ -358,7 +358,7 @@ class _Shortening:
             machine: the machine.
             steps: the steps.
             hurrying: whether states are compared in the last step only.
-            closely: whether also what is looked at seldom is compared in every step.
+            closely: whether also what is looked at after one call of some is compared after each.
 
         Returns:
             The deviation that they end in; None if they end in none.

@@ -14,7 +14,8 @@ from kvproof.spec.clauses import clause_of_message
 from ...backends.step_timeout import NoAnswer
 from ...calls.datum import Call
 from ...calls.deviation import Outcome, attempt
-from ..base import Both, Machine, Side, same
+from ..base import Both, Field, Machine, Side, same
+from ..pool_state import CHECK_EVERY
 from ..properties import steps_of
 from ..session import TracedStep
 from .walk import COMPARING, GLANCING, PASSING_OVER, Move, UndecidedError, UnlikeError, Walk
@@ -120,6 +121,10 @@ class SmallWorld(Machine):
             return act()
         finally:
             self._care = care
+
+    def looks_at(self, shows: Field) -> bool:
+        """See `Machine.looks_at`: a backend's ``check()`` is called in every state, as a walk comes to each once."""
+        return shows.every <= CHECK_EVERY or super().looks_at(shows)
 
     # -- What machines do, with less care where it was done before -----------------------------------------
 
