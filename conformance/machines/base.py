@@ -546,7 +546,10 @@ class Machine(RuleBasedStateMachine):
             sides = [
                 (shown_of, state[name]) for shown_of, state in zip(states, read.values(), strict=True) if name in state
             ]
-            for (shown_of, _), text in zip(sides, beside(*(value for _, value in sides)), strict=True):
+            texts = beside(*(value for _, value in sides))
+            if self._before and name not in self._before and len(set(texts)) == 1:
+                continue  # it was not looked at before the call (see `Field.every`), and shows no difference
+            for (shown_of, _), text in zip(sides, texts, strict=True):
                 shown_of[name] = text
         return states
 

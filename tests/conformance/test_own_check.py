@@ -53,3 +53,38 @@ def test_a_state_that_no_call_shows_is_told_by_snapshots() -> None:
     assert found[0].expected.startswith("snapshot = ")
     assert found[0].calls[-1].startswith("manager.free(")
     assert found[0].num_calls <= 4
+
+
+def test_a_call_is_charged_though_check_is_not_called_after_each() -> None:
+    """With the call by which it began to fail, wherever in the sequence that was."""
+
+    def touch(self: Any, pages: Any) -> None:
+        fast.PagePool.touch(self, pages)
+        self.touched = True
+
+    def check(self: Any) -> None:
+        assert not hasattr(self, "touched"), "touched"
+
+    report = checked(touch=touch, check=check)
+    assert not report.unrepeated
+    (found,) = report.deviations
+    assert (found.clause, found.inner) == ("POOL-2", True)
+    assert "touch(" in found.calls[-1]
+    assert not any("touch(" in call for call in found.calls[:-1])
+
+
+def test_what_a_check_does_is_not_done_after_each_call() -> None:
+    """A backend that puts work off, and does it in ``check()``, is seen with work that several calls have put off."""
+    calls: list[str] = []
+
+    def free_pages(self: Any, pages: Any) -> None:
+        calls.append("free")
+        fast.PagePool.free_pages(self, pages)
+
+    def check(self: Any) -> None:
+        calls.append("check")
+        fast.PagePool.check(self)
+
+    assert not checked(free_pages=free_pages, check=check).deviations
+    assert "free free free" in " ".join(calls)
+    assert calls.count("check") > 20
