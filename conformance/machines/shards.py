@@ -19,7 +19,12 @@ from .properties import operation, start, step
 from .swap import SwapSteps
 from .worlds import World, worlds
 
-__all__ = ["Shards", "of_every_shard"]
+__all__ = ["CHECK_OF_SHARDS", "Shards", "of_every_shard"]
+
+CHECK_OF_SHARDS = Field(
+    "check() of the manager", "POOL-12", lambda side: side.manager.check(), inner=True, every=CHECK_EVERY
+)
+"""What a manager of shards finds by its own ``check()``."""
 
 _OPTIONS: tuple[dict[str, Any], ...] = (
     {},
@@ -104,9 +109,7 @@ class Shards(SwapSteps):
             *map(of_every_shard, pool_fields("hash_seed" in self.options, weak=False, lacks=lacks)),
             *map(of_every_shard, event_fields(self.options)),
             Field.of("usage of the manager"),
-            Field(
-                "check() of the manager", "POOL-12", lambda side: side.manager.check(), inner=True, every=CHECK_EVERY
-            ),
+            CHECK_OF_SHARDS,
         ]
 
     def free_host_pages(self) -> Field:

@@ -21,7 +21,7 @@ from .meetings import Meetings
 from .pool_state import FOLLOWED, event_fields, order_clause, pin_fields, pool_fields, pool_options, whole_fields
 from .properties import start
 from .session import TracedStep
-from .shards import of_every_shard
+from .shards import CHECK_OF_SHARDS, of_every_shard
 from .soak_lives import MOST_CALLS, STEPS, WORK
 from .worlds import World
 
@@ -230,10 +230,7 @@ class SoakBase(Machine):
         return self.parts_of(manager) | {"shards": [side]} | followed
 
     def _fields_of_shards(self) -> tuple[Field, ...]:
-        return (
-            Field.of("shards of requests", self.cases),
-            Field("check() of the manager", "POOL-12", lambda side: side.manager.check(), inner=True),
-        )
+        return Field.of("shards of requests", self.cases), CHECK_OF_SHARDS
 
     def pages_of_requests(self, side: Any) -> dict[str, list[list[int]]]:
         """The pages of every request that did not go for good."""

@@ -5,7 +5,6 @@ one call are judged by a few slices, however many they are.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from math import lcm
 
 import numpy as np
@@ -275,17 +274,22 @@ class Retention:
         assert pool.lasting is None or pool.index.cached(pool.lasting.nonzero()[0]).all(), "RET-3: kept without a hash"
         most = max((group.page_size for group in self._groups), default=0)
         for request_id, slot in live.slot_of.items():
-            state = partial(live.state, request_id)
             for point in live.points[slot]:
                 assert self.resume_point(point + 2 * most, point) == point, (
-                    f"RET-1: no hit has {point} tokens: {live.points[slot]}, {state()}"
+                    f"RET-1: no hit has {point} tokens: {self._state(request_id)}"
                 )
-            assert not live.points[slot][1] or self.finds_junctions, f"RET-2: {state()}"
+            assert not live.points[slot][1] or self.finds_junctions, f"RET-2: {self._state(request_id)}"
             for group in self._groups:
                 passed = group.passed[slot]
-                assert not passed or (self.judges and group.rule.gives_back), f"RET-3: passed {passed}: {state()}"
+                assert not passed or (self.judges and group.rule.gives_back), (
+                    f"RET-3: passed {passed}: {self._state(request_id)}"
+                )
                 first = group.rule.first_place(live.num_computed[slot])
-                assert all(place < first for place in passed), f"RET-3: passed {passed}: {state()}"
+                assert all(place < first for place in passed), f"RET-3: passed {passed}: {self._state(request_id)}"
+
+    def _state(self, request_id: str) -> str:
+        """A request's resume points, columns and rows as text, for the message of a failing check."""
+        return f"{self._live.points[self._live.slot_of[request_id]]}, {self._live.state(request_id)}"
 
 
 def ends_on_kept_page(kept: NDArray[np.bool_], hits: Hits, parts: Sequence[int]) -> bool:

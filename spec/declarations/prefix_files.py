@@ -186,7 +186,7 @@ def _prefix_file(header: Mapping[str, Any], arrays: Mapping[str, Any], key: byte
         ValueError: it is too short (R1).
     """
     signing = _signing(key)
-    archive = _archive({"header": np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays})
+    archive = _archive(header=np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays)
     if signing is None:
         return archive
     signing.update(archive)
@@ -256,7 +256,7 @@ def _verified(data: bytes, key: bytes | None) -> bytes:
 # -- The archive ----------------------------------------------------------------------------------
 
 
-def _archive(arrays: Mapping[str, Any]) -> bytes:
+def _archive(**arrays: Any) -> bytes:
     """An archive of arrays, with equal bytes for equal arrays. O(their size).
 
     `numpy.savez` writes such archives too, but asks for the long form of each size, and patch versions of Python write
@@ -265,10 +265,11 @@ def _archive(arrays: Mapping[str, Any]) -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, array in arrays.items():
+            stored = np.ascontiguousarray(array)
             member = zipfile.ZipInfo(f"{name}.npy")  # dated 1980, as no file shall depend on when it was written
-            member.file_size = array.nbytes  # what decides between the forms, before anything is written
+            member.file_size = stored.nbytes  # what decides between the forms, before anything is written
             with archive.open(member, "w") as content:
-                np.lib.format.write_array(content, np.ascontiguousarray(array), (1, 0), allow_pickle=False)
+                np.lib.format.write_array(content, stored, (1, 0), allow_pickle=False)
     return file.getvalue()
 
 
