@@ -79,19 +79,18 @@ def marks_are_computed_too_late(fast: ModuleType) -> SimpleNamespace:
     So it was in `kvproof.fast`, where pages of second class were let go (RET-3).
     """
     order = fast.pool.eviction.ReuseOrder
-    not_yet = -1
 
     def settled(method: Any) -> Any:
-        def settle_first(self: Any, pages: Any) -> None:
+        def settle_first(self: Any, *arguments: Any) -> Any:
             order.settle(self)
-            method(self, pages)
+            return method(self, *arguments)
 
         return settle_first
 
-    def mark_behind(self: Any, tree: Any, page: int) -> Any:
-        if page and self.mark_cell[page] == not_yet:
-            order.settle(self)
-        return order._mark_behind(self, tree, page)
+    def note_next(self: Any, page: int, *rest: Any) -> None:
+        before = self.mark_cell[page]
+        order.note_next(self, page, *rest)
+        self.mark_cell[page] = before
 
-    first = {"released": settled(order.released), "forgotten": settled(order.forgotten), "_mark_behind": mark_behind}
-    return with_policy(fast, settle=lambda _: None, noted_pages=lambda _: [], **first)
+    first = {name: settled(getattr(order, name)) for name in ("released", "forgotten", "_mark_behind")}
+    return with_policy(fast, note_next=note_next, settle=lambda _: None, noted_pages=lambda _: [], **first)
