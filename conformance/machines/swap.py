@@ -481,7 +481,7 @@ class Swap(SwapSteps, Restoring):
 _AMID_KINDS = ("full", "full", "window", "chunk", "mla", "full", "window", "aligned")
 
 _AMID_OPTIONS: tuple[dict[str, Any], ...] = (
-    *({}, {}, {}, {"unhashed_first": True}, {"eviction": "adaptive"}),
+    *({}, {}, {"num_host_pages": 40}, {"unhashed_first": True}, {"eviction": "adaptive"}),
     {"enable_events": True, "counter_sampling": 1},
     {"num_host_pages": 40, "enable_events": True, "counter_sampling": 1},
     {"num_host_pages": 12},
@@ -527,6 +527,22 @@ class Amid(Swap):
         """A manager of one to three groups, with host memory or none."""
         self.begin_restoring(restoring)
         self.build_managers(world)
+
+    @step("SWAP-1", "MAN-17", when=lambda self: self.swaps() and self.unused(), weight=3)
+    def preempt_before_a_step(self, data: Drawing) -> None:
+        """A request that begins as another is admitted, and goes to host memory before its first step.
+
+        As a rule with its hits alone. If they end amid a page, their last tokens still wait to be copied.
+        """
+        stems = [list(case.tokens) for case in self.cases.values()] or [list(self.world.text)]
+        stem, name = data.one_of(stems), self.unused()[0]
+        length = data.draw(st.integers(1, max(len(stem), 1)))
+        self.bring(name, [*stem[:length], data.one_of(self.world.alphabet)][: self.max_model_len])
+        hits, case = self.look_up(name).spec[1], self.cases[name]
+        self.admit_with(name, data.counted(self.chunk(data, hits, case.request.num_tokens)), hits)
+        if case.live and case.least:
+            self.go_out(name, case.given if data.rarely() else case.least)
+        self.probe()
 
     def forget_some(self, data: Drawing) -> None:
         """See `ManagerSteps.forget_some`: any of the cached pages; then prefixes of what requests have are looked up.
