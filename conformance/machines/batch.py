@@ -549,8 +549,10 @@ class Batch(BatchSteps):
         if len(self.world.groups) > 1:
             faults.append({"tables": self.other_tables(self.max_model_len, groups=len(self.world.groups) - 1)})
         if self.would_be_short(asked):
-            far = {"num_lookahead_tokens": [*asked.lookahead[:-1], self.max_model_len]}
-            faults += [far | {"tables": self.other_tables(self.shortest(asked), asked.names)}] * 4
+            tables = {"tables": self.other_tables(self.shortest(asked), asked.names)}
+            near = max(self.first_beyond(asked) - asked.computed[-1] - asked.new[-1], 0)
+            for ahead in (self.max_model_len, near):  # a backend may have a way of its own for steps that need little
+                faults += [tables | {"num_lookahead_tokens": [*asked.lookahead[:-1], ahead]}] * 3
         return faults
 
     def other_tables(self, length: int, names: Sequence[str] = (), groups: int | None = None) -> OtherTables:
@@ -561,6 +563,12 @@ class Batch(BatchSteps):
     def shortest(self, asked: Step) -> int:
         """The length of tables that have just room for what the requests of a step have slots for."""
         return max(self.cases[name].slots for name in asked.names)
+
+    def first_beyond(self, asked: Step) -> int:
+        """The least number of slots for which such tables have no room."""
+        length = self.shortest(asked)
+        sizes = [group.page_size for group in self.world.groups if not group.keeps_states]
+        return min(-(-length // size) * size for size in sizes) + 1
 
     def would_be_short(self, asked: Step) -> bool:
         """Whether such tables have no room for the longest request."""

@@ -21,7 +21,7 @@ from .base import Both, Field, Side
 from .calling import Calling, Calls
 from .draws import Drawing
 from .pins import PINNED
-from .pool_state import order_clause, pin_fields, pool_fields, pool_options
+from .pool_state import SELDOM_EVERY, order_clause, pin_fields, pool_fields, pool_options
 from .properties import start, step
 
 __all__ = ["Pool", "PoolMachine", "PoolPins"]
@@ -103,6 +103,7 @@ class PoolMachine(Calling):
             "others": Call(Ref("other_pool"), "get_new_pages", {"num_pages": 1}),
             "other": Ref("others", (0,)),
             "keys": {},
+            **({} if self.lacks("queue") else {"queue": Ref("pool", (".free_page_queue",))}),
         }
         self.build_things(f"pool = PagePool({num_pages}, {caching}{shown})", "POOL-3", things)
         for side in (self.spec, self.backend):
@@ -117,9 +118,11 @@ class PoolMachine(Calling):
     def state_fields(self, options: Mapping[str, Any]) -> list[Field]:
         """What pools made with some options show."""
         lacks = frozenset(filter(self.lacks, ("queue", "keys")))
+        linked = "queue" not in lacks and self.offers("queue", "fake_free_list_head")
         counted = "counter_sampling" in options and not self.lacks("counters") and self.offers("pool", "counters")
         return [
             *pool_fields(self.seeded, weak=False, lacks=lacks, order=self.order),
+            *((Field.of("neighbours", aside=True, every=SELDOM_EVERY),) if linked else ()),
             *(pin_fields() if "max_pinned_pages" in options else ()),
             *((Field.of("counters of the pool", aside=True),) if counted else ()),
         ]

@@ -12,6 +12,7 @@ from .base import SPEC, Field, Machine
 __all__ = [
     "CHECK_EVERY",
     "FOLLOWED",
+    "SELDOM_EVERY",
     "TAKEN",
     "event_fields",
     "follower_field",
@@ -29,8 +30,8 @@ What deviates by it alone is looked for again after every call, so that it is ch
 do what a backend had put off: without one, it stays put off for several calls, as it does for those who use it.
 """
 
-_SNAPSHOT_EVERY = 8
-"""The number of calls of which one is followed by a snapshot."""
+SELDOM_EVERY = 8
+"""The number of calls of which one is followed by a snapshot, or by a walk along the links of a pool's queue."""
 
 Groups = list[tuple[int, list[int]]]
 """The cached map with its keys forgotten: (group id, page ids in the order they were cached), sorted."""
@@ -166,7 +167,7 @@ def whole_fields(machine: Machine) -> tuple[Field, ...]:
 
     labels = {label for of_part in _OF_PART.values() for label in of_part if label in always}
     also = tuple(sorted(labels | {"MAN-14"}))
-    return (Field.of("snapshot", agree=_alike, blame=blame, also=also, aside=True, inner=True, every=_SNAPSHOT_EVERY),)
+    return (Field.of("snapshot", agree=_alike, blame=blame, also=also, aside=True, inner=True, every=SELDOM_EVERY),)
 
 
 def _alike(expected: Any, observed: Any) -> bool:

@@ -466,6 +466,21 @@ class Sharded(ViewMachine):
         self.compared("CACHE-5")
         self.attend(step, signed(7, (2 * _TOKENS, 8, self.layout.dims[0])), "CACHE-5")
 
+    @step("CACHE-5", "TAB-7")
+    def split_badly(self, data: Drawing) -> None:
+        """A number of tokens that can't be split over the pools is refused, of queries and of what is written."""
+        step, count = self.built(self.draw_step(data), NUMBERS[0]), 2 * _TOKENS - 1
+        queries = signed(7, (count, 8, self.layout.dims[0]))
+        keys, values = (part[:count] for part in self.new_tokens(7))
+        acts: dict[str, Callable[[Side], Any]] = {
+            "attend(queries, step)": lambda side: side.view.attend(queries, self.result_on(side, step)),
+            "concatenate_to_cache(keys, values, step)": lambda side: side.view.concatenate_to_cache(
+                keys, values, self.result_on(side, step)
+            ),
+        }
+        for line, act in acts.items():
+            self.call(f"view.{line}  # of {count} tokens", act, "CACHE-5", unread)
+
 
 def _shape_of(view: Any, name: str) -> object:
     return tuple(getattr(view, name).shape)
