@@ -255,9 +255,26 @@ def _unequal(draw: DrawFn) -> World:
     return replace(world, groups=groups, max_model_len=max(world.max_model_len, _FEW_PAGES * max(sizes)))
 
 
-_WORLDS = st.sampled_from((_USUAL, _USUAL, _USUAL, _MIXED, _MIXED, _LONG, _unequal(), _unequal())).flatmap(
-    lambda worlds: worlds
+_LEFT_ELSEWHERE: tuple[dict[str, Any], ...] = (
+    {"unhashed_first": True},
+    {"eviction": "reuse"},
+    {"eviction": "adaptive"},
 )
+"""What puts freed pages elsewhere than behind all others: a step may take those that it has left behind."""
+
+
+@st.composite
+def _leaving(draw: DrawFn) -> World:
+    """Windows, the pages of which are all kept; those that a step leaves behind may be taken by its next request."""
+    options = tuple(_KEEPING_ALL | more for more in _LEFT_ELSEWHERE)
+    kinds = ("window", "window", "chunk", "full")
+    world = draw(worlds(kinds, counts=(1, 1, 2), room=(1, 2), ample=True, options=options))
+    return replace(world, caching=world.caching and not (world.options.get("unhashed_first") and draw(st.booleans())))
+
+
+_WORLDS = st.sampled_from(
+    (*(_USUAL,) * 3, *(_MIXED,) * 2, _LONG, *(_unequal(),) * 2, _leaving()),
+).flatmap(lambda worlds: worlds)
 
 _CACHED = frozenset({*HASHES, "cached under another key than its own", "keys", "check()", "snapshot"})
 """What is read of all that is cached. A backend may put its books in order where somebody reads them."""
@@ -310,7 +327,7 @@ class Batch(BatchSteps):
 
     name = "batch"
     capability = "batch"
-    examples = 40
+    examples = 44
     needs: ClassVar[tuple[str, ...]] = (
         *BatchSteps.needs,
         *("CacheManager.allocate_slots_batch", "CacheManager.slot_of", "MultiGroupPageTable"),
@@ -439,12 +456,12 @@ class Batch(BatchSteps):
         if not self.make_call(call).refused and self.session.refuses(clause):
             raise SpecificationError(f"the specification is wrong: {self.calls[-1]} was not refused")
 
-    @step("MAN-3", "MAN-5", "TAB-2", when=BatchSteps.can_go_on, weight=2)
+    @step("MAN-3", "MAN-5", "TAB-2", when=BatchSteps.can_go_on, weight=4)
     def misuse_batch(self, data: Drawing) -> None:
         """One fault in one of several requests, in the numbers or in the tables: none of them gets anything."""
         row = self.row_of("allocate_slots_batch")[1]
         spoilt = functools.partial(self.spoilt, row)
-        kinds: list[Callable[[Drawing], Call]] = [spoilt, self.step_badly, self.step_badly_again]
+        kinds: list[Callable[[Drawing], Call]] = [spoilt, self.step_badly, self.step_badly, self.step_badly_again]
         call = data.one_of(kinds)(data)
         spelled = {}
         for name, value in call.arguments.items():
@@ -476,7 +493,7 @@ class Batch(BatchSteps):
         """A step in which one of several requests can't go on like that, after what came before."""
         asked = self.draw_step(data)
         good = self.arguments(asked)
-        faults = [self.numbers, self.numbers, self.twice, self.rows_and_tables, self.rows_and_tables]
+        faults = [self.numbers, self.numbers, self.twice, *[self.rows_and_tables] * 4]
         if data.one_of([True, False, False, False]):  # its slot stays free until a request comes
             self.free_request(asked.names[-1], None)
             faults = [self.freed_slots]
@@ -549,10 +566,9 @@ class Batch(BatchSteps):
         if len(self.world.groups) > 1:
             faults.append({"tables": self.other_tables(self.max_model_len, groups=len(self.world.groups) - 1)})
         if self.would_be_short(asked):
-            tables = {"tables": self.other_tables(self.shortest(asked), asked.names)}
-            near = max(self.first_beyond(asked) - asked.computed[-1] - asked.new[-1], 0)
-            for ahead in (self.max_model_len, near):  # a backend may have a way of its own for steps that need little
-                faults += [tables | {"num_lookahead_tokens": [*asked.lookahead[:-1], ahead]}] * 3
+            short = {"tables": self.other_tables(self.shortest(asked), asked.names)}
+            far = {"num_lookahead_tokens": [*asked.lookahead[:-1], self.max_model_len]}
+            faults += [far | short] * 2 + [self.barely_beyond(asked) | short] * 4
         return faults
 
     def other_tables(self, length: int, names: Sequence[str] = (), groups: int | None = None) -> OtherTables:
@@ -564,11 +580,17 @@ class Batch(BatchSteps):
         """The length of tables that have just room for what the requests of a step have slots for."""
         return max(self.cases[name].slots for name in asked.names)
 
-    def first_beyond(self, asked: Step) -> int:
-        """The least number of slots for which such tables have no room."""
-        length = self.shortest(asked)
+    def barely_beyond(self, asked: Step) -> dict[str, Any]:
+        """Numbers with which the longest request needs a page more than such tables have room for, others one or none.
+
+        A backend may have a way of its own for steps in which no request needs more.
+        """
+        length, each = self.shortest(asked), len(asked.names)
         sizes = [group.page_size for group in self.world.groups if not group.keeps_states]
-        return min(-(-length // size) * size for size in sizes) + 1
+        beyond = min(-(-length // size) * size for size in sizes) + 1
+        place, ahead = [self.cases[name].slots for name in asked.names].index(length), [0] * each
+        ahead[place] = max(beyond - asked.computed[place] - 1, 0)
+        return {"num_new_tokens": [1] * each, "num_lookahead_tokens": ahead}
 
     def would_be_short(self, asked: Step) -> bool:
         """Whether such tables have no room for the longest request."""

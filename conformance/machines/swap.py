@@ -517,7 +517,7 @@ class Amid(Swap):
 
     name = "amid"
     capability = "swaps"
-    examples = 36
+    examples = 42
     needs: ClassVar[tuple[str, ...]] = (*Swap.needs, "CacheManager(match_unit)")
     labels = frozenset({"MAN-7", "MAN-8", "MAN-9", "MAN-17"})
     always = Swap.always | labels

@@ -1,6 +1,7 @@
 """The views machine: the cache's classes, from the page table to what is read back, on one device or several."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
