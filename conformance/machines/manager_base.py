@@ -28,12 +28,12 @@ from .manager_blame import Before, Case, ManagerBlame
 from .pool_state import FOLLOWED, event_fields, order_clause, pin_fields, pool_fields, pool_options, whole_fields
 from .worlds import Declared, World
 
-__all__ = ["MANAGER_REF", "POOL_REF", "ManagerMachine"]
+__all__ = ["ASKED", "MANAGER_REF", "POOL_REF", "ManagerMachine"]
 
 MANAGER_REF, POOL_REF = Ref("manager"), Ref("pool")
 
 
-_ASKED = tuple(row.name for row in MANAGER if row.reads and tuple(row.arguments) == ("request",))
+ASKED = tuple(row.name for row in MANAGER if row.reads and tuple(row.arguments) == ("request",))
 """The methods that ask something of a request, and change nothing."""
 
 
@@ -321,7 +321,7 @@ class ManagerMachine(ManagerBlame, Calling):
             return lambda *_: "MAN-17", ("MAN-17", "MAN-13")
         if not name or call.about:
             return super().blame_of(row, call)
-        if row.name in ("get_computed_pages", *_ASKED):
+        if row.name in ("get_computed_pages", *ASKED):
             also = ("R2", "MAN-6", "HASH-2", *self.own("MAN-7", "MAN-9", "MAN-17"), *self.of_states)
             blame = self.blame_hit if row.name == "get_computed_pages" else functools.partial(self.blame_asked, row)
             return functools.partial(blame, self.cases[name]), also
@@ -345,7 +345,7 @@ class ManagerMachine(ManagerBlame, Calling):
 
         All that can be asked of a request without changing anything is asked first: that it does not is seen then.
         """
-        for method in _ASKED:
+        for method in ASKED:
             if self.offers("manager", method):
                 self.call_manager(method, request=Ref(name))
         return self.call_manager("get_computed_pages", request=Ref(name))

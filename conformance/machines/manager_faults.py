@@ -19,7 +19,7 @@ from .base import Nothing
 from .calling import left_out
 from .draws import NO_INTS, Drawing
 from .manager_admission import Admission
-from .manager_base import MANAGER_REF
+from .manager_base import ASKED, MANAGER_REF
 from .manager_blame import Case
 from .properties import step
 from .worlds import Declared, Group
@@ -163,8 +163,9 @@ class ManagerFaults(Admission):
         wrong = data.likely([*self.impossible_counts(name), "another object"], [-1, *NO_INTS[:2]])
         if wrong == "another object":
             stranger = self.namesake(name, case.request.extra_keys)
-            if self.is_exact:
-                self.call_manager("get_computed_pages", request=stranger)
+            for method in ("get_computed_pages", *ASKED) if self.is_exact else ():
+                if self.offers("manager", method):
+                    self.call_manager(method, request=stranger)
             call = self.call_of("allocate_slots", MANAGER_REF, request=stranger, num_new_tokens=1)
             self.call_badly(call)
             return

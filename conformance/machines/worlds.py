@@ -261,12 +261,12 @@ def _sizes(count: int, multiples: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def exact_times(number: int) -> dict[str, Any]:
-    """The option by which the times of all pages are counted (MAN-12), for an odd number: in every other world.
+    """The option by which the times of pages are counted (MAN-12): of all for an odd number, of some for every fourth.
 
     No page of a small pool is counted without it, and wrong times show in nothing. A number that a world has anyway
     decides, so that all else is drawn as it would be without.
     """
-    return {"counter_sampling": 1} if number % 2 else {}
+    return {"counter_sampling": 1} if number % 2 else {"counter_sampling": 3} if number % 4 else {}
 
 
 @st.composite
