@@ -3,6 +3,7 @@
 from itertools import pairwise
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -197,3 +198,16 @@ def drafts_enter_states(fast: ModuleType, self: Any, slots: Any, computed: Any, 
             return fast.CacheManager.allocate_slots_batch(self, slots, computed, *args, **options)
         finally:
             self.coordinator.has_states = True
+
+
+@seeded(FORESEEN, "MAN-11", "batch", also=("EVICT-1", "POOL-13"), by="CacheCoordinator.takes_in_bulk")
+def taken_before_pages_are_left_behind(_: ModuleType, __: Any) -> bool:
+    """A step takes all its pages before it lets go of any, also where those would be the next to be taken."""
+    return True
+
+
+@seeded(FORESEEN, "TAB-2", "batch", also=("R1", "MAN-11"), by="CacheManager.allocate_slots_batch")
+def one_page_fits_into_any_row(fast: ModuleType, self: Any, *args: Any, **options: Any) -> Any:
+    """A step in which each request needs a page at most does not look whether the tables' rows have room for it."""
+    with mock.patch.object(fast.step.small_step.SmallStep, "require_room"):
+        return fast.CacheManager.allocate_slots_batch(self, *args, **options)

@@ -116,3 +116,17 @@ def restore_mends_lists(fast: ModuleType) -> SimpleNamespace:
         return {name: mended(own) if name in sorted_ones else own for name, own in snapshot.items()}
 
     return with_snapshots(fast, change)
+
+
+@seeded(FORESEEN, "MAN-14", "snapshots", also=("MAN-12",), by="page_pool.log.ages.restore")
+def times_of_other_pages_are_restored(fast: ModuleType, self: Any, stored: Any, freed: Any) -> None:
+    """Where the times of some pages are counted, they are restored as if they were those of all pages."""
+    fast.pool.sampling.Sampling.restore(self, stored[:0], freed)
+    known = stored[stored[:, 0] < len(self._stored_at)]
+    self._stored_at[known[:, 0]] = known[:, 1]
+
+
+@seeded(FORESEEN, "MAN-6", "manager", also=("MAN-1", "RET-2"), by="prefixes._require_own_id")
+def others_are_answered(_: ModuleType, __: Any, request: Any) -> None:
+    """What is asked about a prompt is answered for another object under a live id as well."""
+    del request

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from .patching import whole, with_pool
+from .patching import derived, whole, with_pool, with_pools
 from .registry import FORESEEN, seeded
 
 __all__: list[str] = []
@@ -110,3 +110,17 @@ def ranked_again_goes_to_the_back(
         if page and not self.counts.cell[page]:
             self.free_order._leave(page)
             self.free_order._enter(page)
+
+
+@seeded(FORESEEN, "POOL-2", "pool", also=("R1",))
+def ends_of_the_queue_are_exchanged(fast: ModuleType) -> SimpleNamespace:
+    """The page behind the head of a pool's queue is the last one to be taken, and the one before its tail the first."""
+    queue = fast.pool.free_queue.PoolFreeQueue
+
+    def beyond(self: Any, step: int) -> Any:
+        return queue.beyond(self, -step)
+
+    def spoil(pool: Any) -> None:
+        pool.free_page_queue.__class__ = derived(queue, {"__slots__": (), "beyond": beyond})
+
+    return with_pools(fast, spoil)

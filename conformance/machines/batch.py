@@ -255,26 +255,20 @@ def _unequal(draw: DrawFn) -> World:
     return replace(world, groups=groups, max_model_len=max(world.max_model_len, _FEW_PAGES * max(sizes)))
 
 
-_LEFT_ELSEWHERE: tuple[dict[str, Any], ...] = (
-    {"unhashed_first": True},
-    {"eviction": "reuse"},
-    {"eviction": "adaptive"},
-)
-"""What puts freed pages elsewhere than behind all others: a step may take those that it has left behind."""
+_LEAVING = ({"unhashed_first": True}, {"eviction": "reuse"}, {"eviction": "adaptive"})
+"""With these freed pages go elsewhere than behind all others: a step may take those that it has left behind."""
 
 
 @st.composite
 def _leaving(draw: DrawFn) -> World:
-    """Windows, the pages of which are all kept; those that a step leaves behind may be taken by its next request."""
-    options = tuple(_KEEPING_ALL | more for more in _LEFT_ELSEWHERE)
-    kinds = ("window", "window", "chunk", "full")
+    """Windows, the pages of which are all kept."""
+    kinds, options = ("window", "window", "chunk", "full"), [_KEEPING_ALL | more for more in _LEAVING]
     world = draw(worlds(kinds, counts=(1, 1, 2), room=(1, 2), ample=True, options=options))
     return replace(world, caching=world.caching and not (world.options.get("unhashed_first") and draw(st.booleans())))
 
 
-_WORLDS = st.sampled_from(
-    (*(_USUAL,) * 3, *(_MIXED,) * 2, _LONG, *(_unequal(),) * 2, _leaving()),
-).flatmap(lambda worlds: worlds)
+_EVERY = (*(_USUAL,) * 3, *(_MIXED,) * 2, _LONG, *(_unequal(),) * 2, *(_leaving(),) * 2)
+_WORLDS = st.sampled_from(_EVERY).flatmap(lambda worlds: worlds)
 
 _CACHED = frozenset({*HASHES, "cached under another key than its own", "keys", "check()", "snapshot"})
 """What is read of all that is cached. A backend may put its books in order where somebody reads them."""
@@ -461,8 +455,7 @@ class Batch(BatchSteps):
         """One fault in one of several requests, in the numbers or in the tables: none of them gets anything."""
         row = self.row_of("allocate_slots_batch")[1]
         spoilt = functools.partial(self.spoilt, row)
-        kinds: list[Callable[[Drawing], Call]] = [spoilt, self.step_badly, self.step_badly, self.step_badly_again]
-        call = data.one_of(kinds)(data)
+        call = data.one_of([spoilt, self.step_badly, self.step_badly_again, self.short_by_a_page])(data)
         spelled = {}
         for name, value in call.arguments.items():
             numbers = value
@@ -524,6 +517,23 @@ class Batch(BatchSteps):
         given = good | arrays | {"tables": data.one_of([few, few, others])}
         return self.call_of("allocate_slots_batch", MANAGER_REF, **given)
 
+    def short_by_a_page(self, data: Drawing) -> Call:
+        """A step in which the longest request needs a page that tables lack, and no other needs more than one.
+
+        A backend may have a way of its own for it.
+        """
+        asked = self.draw_step(data)
+        if not asked.names or not self.would_be_short(asked):
+            return self.step_badly(data)
+        length, ahead = self.shortest(asked), [0] * len(asked.names)
+        sizes = [group.page_size for group in self.world.groups if not group.keeps_states]
+        room = min(-(-length // size) * size for size in sizes)
+        place = [self.cases[name].slots for name in asked.names].index(length)
+        ahead[place] = max(room - asked.computed[place], 0)
+        given = self.arguments(replace(asked, new=[1] * len(ahead), lookahead=ahead))
+        given["tables"] = self.other_tables(length, asked.names)
+        return self.call_of("allocate_slots_batch", MANAGER_REF, **given)
+
     def numbers(self, asked: Step, good: dict[str, Any]) -> list[dict[str, Any]]:
         """A number that is impossible for the last request, those before it being fine."""
         case = self.cases[asked.names[-1]]
@@ -568,7 +578,7 @@ class Batch(BatchSteps):
         if self.would_be_short(asked):
             short = {"tables": self.other_tables(self.shortest(asked), asked.names)}
             far = {"num_lookahead_tokens": [*asked.lookahead[:-1], self.max_model_len]}
-            faults += [far | short] * 2 + [self.barely_beyond(asked) | short] * 4
+            faults += [far | short] * 4
         return faults
 
     def other_tables(self, length: int, names: Sequence[str] = (), groups: int | None = None) -> OtherTables:
@@ -579,18 +589,6 @@ class Batch(BatchSteps):
     def shortest(self, asked: Step) -> int:
         """The length of tables that have just room for what the requests of a step have slots for."""
         return max(self.cases[name].slots for name in asked.names)
-
-    def barely_beyond(self, asked: Step) -> dict[str, Any]:
-        """Numbers with which the longest request needs a page more than such tables have room for, others one or none.
-
-        A backend may have a way of its own for steps in which no request needs more.
-        """
-        length, each = self.shortest(asked), len(asked.names)
-        sizes = [group.page_size for group in self.world.groups if not group.keeps_states]
-        beyond = min(-(-length // size) * size for size in sizes) + 1
-        place, ahead = [self.cases[name].slots for name in asked.names].index(length), [0] * each
-        ahead[place] = max(beyond - asked.computed[place] - 1, 0)
-        return {"num_new_tokens": [1] * each, "num_lookahead_tokens": ahead}
 
     def would_be_short(self, asked: Step) -> bool:
         """Whether such tables have no room for the longest request."""
