@@ -112,7 +112,7 @@ def ranked_again_goes_to_the_back(
             self.free_order._enter(page)
 
 
-@seeded(FORESEEN, "POOL-2", "pool", also=("R1",))
+@seeded(FORESEEN, "POOL-2", "pool")
 def ends_of_the_queue_are_exchanged(fast: ModuleType) -> SimpleNamespace:
     """The page behind the head of a pool's queue is the last one to be taken, and the one before its tail the first."""
     queue = fast.pool.free_queue.PoolFreeQueue
