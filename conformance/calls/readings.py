@@ -225,6 +225,11 @@ def counts_and_hashes(pages: Any) -> Any:
     return {page_id: (page.ref_cnt, page.page_hash is None) for page_id, page in pages.items()}
 
 
+def free_queue(pool: Any) -> Any:
+    """The queue of a pool's free pages."""
+    return pool.free_page_queue
+
+
 def neighbours(queue: Any, pages: Any) -> Any:
     """The ids of the pages before and behind each page, and behind and before the queue's ends."""
     ends = {"head": queue.fake_free_list_head, "tail": queue.fake_free_list_tail}
@@ -299,6 +304,7 @@ def _is_view(page: Any, side: Any) -> bool:
 PARTS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "hashes": (page_hashes, "pages"),
     "entries": (cached_entries, "pool"),
+    "free queue": (free_queue, "pool"),
 }
 """What several readings are given, by name: the function that makes it, and what that is given."""
 
@@ -391,6 +397,7 @@ SHOWS: dict[str, Shows] = {
     "pages": Shows("POOL-5", (Reading(counts_and_hashes, ("pages",)),)),
     "num_free_pages": Shows("POOL-2", (Reading(queue_length, ("queue",)),)),
     "queue": Shows("POOL-3", (Reading(queued_pages, ("queue",)),)),
+    "neighbours of free pages": Shows("POOL-2", (Reading(neighbours, ("free queue", "pages")),)),
     "neighbours": Shows("POOL-2", (Reading(neighbours, ("queue", "pages")),)),
     "pages in a row": Shows("TAB-1", (Reading(row_lengths, ("tables",)),)),
     "host rows": Shows("TAB-1", (Reading(host_rows, ("tables",)),)),

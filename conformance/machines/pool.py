@@ -103,7 +103,6 @@ class PoolMachine(Calling):
             "others": Call(Ref("other_pool"), "get_new_pages", {"num_pages": 1}),
             "other": Ref("others", (0,)),
             "keys": {},
-            **({} if self.lacks("queue") else {"queue": Ref("pool", (".free_page_queue",))}),
         }
         self.build_things(f"pool = PagePool({num_pages}, {caching}{shown})", "POOL-3", things)
         for side in (self.spec, self.backend):
@@ -118,11 +117,13 @@ class PoolMachine(Calling):
     def state_fields(self, options: Mapping[str, Any]) -> list[Field]:
         """What pools made with some options show."""
         lacks = frozenset(filter(self.lacks, ("queue", "keys")))
-        linked = "queue" not in lacks and self.offers("queue", "fake_free_list_head")
+        linked = "queue" not in lacks and hasattr(
+            getattr(self.backend.pool, "free_page_queue", None), "fake_free_list_head"
+        )
         counted = "counter_sampling" in options and not self.lacks("counters") and self.offers("pool", "counters")
         return [
             *pool_fields(self.seeded, weak=False, lacks=lacks, order=self.order),
-            *((Field.of("neighbours", aside=True, every=SELDOM_EVERY),) if linked else ()),
+            *((Field.of("neighbours of free pages", aside=True, every=SELDOM_EVERY),) if linked else ()),
             *(pin_fields() if "max_pinned_pages" in options else ()),
             *((Field.of("counters of the pool", aside=True),) if counted else ()),
         ]

@@ -528,7 +528,7 @@ class Amid(Swap):
         self.begin_restoring(restoring)
         self.build_managers(world)
 
-    @step("SWAP-1", "MAN-17", when=lambda self: self.swaps() and self.unused(), weight=3)
+    @step("SWAP-1", "MAN-3", "MAN-17", when=lambda self: self.swaps() and self.unused(), weight=3)
     def preempt_before_a_step(self, data: Drawing) -> None:
         """A request that begins as another is admitted, and goes to host memory before its first step.
 
