@@ -463,7 +463,7 @@ class Machine(RuleBasedStateMachine):
 
         Args:
             charge: labels for differences, by field, or one for all fields.
-            fixed: charge to these labels whatever the values are.
+            fixed: charge to these labels whatever the values are; a field not seen before the call, to its own.
         """
         if self.hurrying:
             return

@@ -8,7 +8,7 @@ from math import lcm
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..calls.source import Source
-from .worlds import Group, World, exact_times
+from .worlds import Group, World, counted_times
 
 if TYPE_CHECKING:
     from .soak import Soak
@@ -168,7 +168,7 @@ class Life:
         self.world = self._small_world() if is_small else self._world()
         is_sharded = self._often.isdisjoint(("_rank", "_carry")) and _dealt(seed, number, _SHARDED)
         self.shards = self._some_shards() if is_sharded else 0
-        self.world = self._perhaps_with_unit(replace(self.world, options=exact_times(number) | self.world.options))
+        self.world = self._perhaps_with_unit(replace(self.world, options=counted_times(number) | self.world.options))
         has_prompt = self._theme not in ("many", "small") and chance.integer(0, 1)
         self.prompt = self._large(max(self.world.max_model_len // 2, 1)) if has_prompt else 0
         self.length = min(most // 2 + chance.size(most), _MOST_STEPS)

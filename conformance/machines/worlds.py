@@ -16,7 +16,7 @@ from ..calls.spelling import TOKENS, Spelling
 from .base import SPEC
 from .draws import token_lists
 
-__all__ = ["ATTENTION", "KINDS", "STATES", "Declared", "Group", "World", "exact_times", "worlds"]
+__all__ = ["ATTENTION", "KINDS", "STATES", "Declared", "Group", "World", "counted_times", "worlds"]
 
 _CLASSES = {
     "full": "FullAttentionSpec",
@@ -260,7 +260,7 @@ def _sizes(count: int, multiples: Sequence[int]) -> list[tuple[int, ...]]:
     return alike * 2 + [sizes for most in multiples for sizes in every if lcm(*sizes) <= most]
 
 
-def exact_times(number: int) -> dict[str, Any]:
+def counted_times(number: int) -> dict[str, Any]:
     """The option by which the times of pages are counted (MAN-12): of all for an odd number, of some for every fourth.
 
     No page of a small pool is counted without it, and wrong times show in nothing. A number that a world has anyway
@@ -319,7 +319,7 @@ def worlds(
         length,
         cached,
         use_eagle,
-        exact_times(num_pages) | known,
+        counted_times(num_pages) | known,
         alphabet,
         text,
         serves_hits and draw(st.sampled_from([False] * (3 if ample else 1) + [True])),
