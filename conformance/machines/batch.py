@@ -10,15 +10,12 @@ from hypothesis.strategies import DrawFn
 
 from ..calls.datum import Call, Holder, New, Ref, Slot, Spelled
 from ..calls.deviation import SpecificationError
-from ..calls.interfaces import BUILDS
-from ..calls.kinds import HASHES, numbers_of
-from ..calls.manager import step_columns
-from ..calls.method import Method
-from ..calls.spelling import NUMBERS, Spelling
-from ..calls.table import TABLES
-from .base import Both, Field, Nothing, Side
-from .draws import Drawing, some
-from .groups import MIXED, GroupSteps
+from ..calls.kinds import HASHES
+from ..calls.spelling import Spelling
+from .base import Field, Nothing
+from .batch_steps import TABLE_REF, BatchSteps, Step
+from .draws import Drawing
+from .groups import MIXED
 from .manager_admission import IDS
 from .manager_base import MANAGER_REF, POOL_REF
 from .properties import start, step
@@ -27,206 +24,11 @@ from .worlds import Group, World, worlds
 __all__ = ["Batch"]
 
 
-TABLE_REF = Ref("table")
-
-_MANY_PAGES = 16
-"""Lists that can be longer than this are long ones."""
-
 _MOST_PAGES = 4
 """How many pages requests go on by, one step after another."""
 
 _FEW_PAGES = 3
 """A request can have as many pages as that of the largest group, or more."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """The arguments of a batched step, requests by name.
-
-    Attributes:
-        names: the requests.
-        computed: their computed tokens.
-        new: their new tokens.
-        lookahead: their look-ahead.
-        delay: whether pages are published late.
-        tabled: whether new pages are appended to table rows.
-    """
-
-    names: list[str]
-    computed: list[int]
-    new: list[int]
-    lookahead: list[int]
-    delay: bool
-    tabled: bool
-
-    def of(self, places: Sequence[int]) -> "Step":
-        """The same of some of the requests, by their places in it."""
-        computed, new, ahead = (
-            [numbers[place] for place in places] for numbers in (self.computed, self.new, self.lookahead)
-        )
-        return Step([self.names[place] for place in places], computed, new, ahead, self.delay, self.tabled)
-
-
-def _rows(side: Any) -> object:
-    return [numbers_of(table.get_cpu_tensor()) for table in side.table.page_tables]
-
-
-class BatchSteps(GroupSteps):
-    """A side has, beside the managers', a ``table`` of all groups with a row for each request id."""
-
-    def things(self, manager: Call) -> dict[str, Any]:
-        """See `ManagerMachine.things`: the tables as well."""
-        sizes = [group.page_size for group in self.world.groups]
-        given = (len(IDS) + 1, self.max_model_len, 8, sizes)
-        made = BUILDS["MultiGroupPageTable"]
-        table = Call(None, made.name, dict(zip(made.arguments, given, strict=True)))
-        return super().things(manager) | {"table": table}
-
-    def state_fields(self) -> list[Field]:
-        """See `ManagerMachine.state_fields`: table rows and slots as well."""
-        return [
-            *super().state_fields(),
-            Field("table rows", "MAN-11", _rows),
-            Field.of("slots", self.cases),
-        ]
-
-    def row(self, name: str) -> int:
-        """The table row of a request: another number than its slot, as a rule."""
-        return len(IDS) - IDS.index(name)
-
-    def grant(self, name: str, computed: int, found: int, new: int, lookahead: int) -> None:
-        """See `ManagerMachine.grant`: what the request's row lacks is appended to it."""
-        admitted = not self.cases[name].live
-        super().grant(name, computed, found, new, lookahead)
-        for side in (self.spec, self.backend):
-            self.append(side, name, replace=admitted)
-
-    def append(self, side: Side, name: str, replace: bool = False) -> None:
-        """Appends the pages to a request's row that it lacks, or replaces it."""
-        row, pages = self.row(name), side.manager.get_page_ids(name)
-        if replace:
-            self.perform(side, Call(TABLE_REF, "add_row", {"page_ids": pages, "row_idx": row}), TABLES["add_row"])
-            return
-        named = [int(table.num_pages_per_row[row]) for table in side.table.page_tables]
-        lacking = [held[count:] for held, count in zip(pages, named, strict=True)]
-        self.perform(side, Call(TABLE_REF, "append_row", {"page_ids": lacking, "row_idx": row}), TABLES["append_row"])
-
-    def can_go_on(self) -> bool:
-        """Whether a request can go on, or one can be admitted."""
-        room = self.num_free and self.unused()
-        return bool(self.unfinished() or room)
-
-    def chunk(self, data: Drawing, start: int, end: int) -> int:
-        """See `Admission.chunk`: seldom all at once, so that several requests go on for several steps."""
-        return min(super().chunk(data, start, end), data.one_of([self.unit, self.unit + 1, 2 * self.unit]))
-
-    @step("MAN-3", "MAN-5", "MAN-8", "MAN-11", "MAN-12", when=can_go_on, weight=14)
-    def allocate_slots_batch(self, data: Drawing) -> None:
-        """Live requests go on in one call, some of which may not fit: as if each had been called in turn."""
-        self.step_together(data, self.draw_step(data))
-
-    def step_together(self, data: Drawing, asked: Step) -> None:
-        """Some live requests go on in one call, its arguments handed over in one way or another."""
-        spelling, one_for_all = self.spelling(data, NUMBERS), data.one_of([True, False])
-
-        def listed(numbers: list[int], alike: bool = False) -> Any:
-            return numbers[0] if alike and one_for_all and len(set(numbers)) == 1 else Spelled(spelling, tuple(numbers))
-
-        rows = Spelled(spelling, tuple(map(self.row, asked.names)))
-        self.call_manager(
-            "allocate_slots_batch",
-            slots=Spelled(spelling, tuple(Slot(MANAGER_REF, name) for name in asked.names)),
-            num_computed_tokens=listed(asked.computed),
-            num_new_tokens=listed(asked.new, alike=True),
-            num_lookahead_tokens=listed(asked.lookahead, alike=True),
-            delay_cache_pages=asked.delay,
-            **({"tables": TABLE_REF, "rows": rows} if asked.tabled else {}),
-        )
-        self.probe()
-
-    def fitting(self, row: Method, call: Call) -> dict[str, Any]:
-        """See `Calling.fitting`: a step without those that are not live, which go on from where they are now."""
-        given = super().fitting(row, call)
-        columns = {name: own.values for name, own in step_columns(given).items()}
-        slots, computed = columns.get("slots", ()), columns.get("num_computed_tokens", ())
-        known = all(isinstance(slot, Slot) for slot in slots) and {*map(len, columns.values())} == {len(slots)}
-        if row.name != "allocate_slots_batch" or not slots or not known:
-            return given
-        live = self.names_of(live=True)
-        places = [place for place, slot in enumerate(slots) if slot.request_id in live]
-        if not places:
-            raise self.left_out()
-        new = columns.get("num_new_tokens", (given["num_new_tokens"],) * len(slots))
-        counts = [self.fitting_counts(slots[place].request_id, computed[place], new[place]) for place in places]
-        fitted = step_columns(given, places)
-        own = fitted["num_computed_tokens"]
-        fitted["num_computed_tokens"] = replace(own, values=tuple(number for number, _ in counts))
-        if [number for _, number in counts] != [new[place] for place in places]:
-            own = fitted.get("num_new_tokens", own)
-            fitted["num_new_tokens"] = replace(own, values=tuple(number for _, number in counts))
-        return given | fitted
-
-    def note_allocate_slots_batch(self, _: str, call: Call, granted: Both) -> None:
-        """Notes which of some requests were given slots."""
-        given = call.arguments
-        names = [slot.request_id for slot in given["slots"].values]
-
-        def numbers(name: str) -> list[int]:
-            value = given[name]
-            return list(map(int, value.values)) if isinstance(value, Spelled) else [int(value)] * len(names)
-
-        each = map(numbers, ("num_computed_tokens", "num_new_tokens", "num_lookahead_tokens"))
-        for place, (name, computed, new, ahead) in enumerate(zip(names, *each, strict=True)):
-            self.cases[name].request.num_computed_tokens = self.cases[name].told = computed
-            if granted.spec.granted[place]:
-                self.grant(name, computed, 0, new, ahead)
-            else:
-                self.write(name, computed)
-
-    def draw_step(self, data: Drawing) -> Step:
-        """Draws a step of live requests, now and then of none; first those that came to an end make room for others."""
-        for name in self.names_of(live=True):
-            if name not in self.unfinished():
-                self.free_request(name, None)
-        for _ in range(3 - len(self.unfinished())):
-            if self.num_free:
-                self.admitted(data)
-        running = self.unfinished()
-        if not running:
-            raise Nothing
-        least = 0 if data.rarely() and data.rarely() else max(len(running) - 1, 1)
-        names = some(data, running, most=len(IDS), least=least)
-        chunks = [self.next_chunk(data, name) for name in names]
-        names = [name for name, (_, new) in zip(names, chunks, strict=True) if new]
-        chunks = [chunk for chunk in chunks if chunk[1]]
-        extras = [self.extras(data) for _ in names]
-        ahead = self.lookahead(data, extras)
-        return Step(
-            names,
-            [computed for computed, _ in chunks],
-            [new for _, new in chunks],
-            ahead,
-            any("delay_cache_pages" in extra for extra in extras),
-            data.one_of([True, False]),
-        )
-
-    @step("MAN-3", "MAN-4", "MAN-5", when=lambda self: self.names_of(live=True), weight=2)
-    def come_back(self, data: Drawing) -> None:
-        """A request ends that steps have served, and a part of its text comes again: it hits what they published."""
-        name = data.one_of(self.names_of(live=True))
-        case = self.cases[name]
-        self.free_request(name, None)
-        length = data.draw(st.integers(1, len(case.tokens)))
-        self.bring(name, case.tokens[:length], case.request.extra_keys)
-        self.look_up(name)
-
-    def lookahead(self, data: Drawing, extras: list[dict[str, Any]]) -> list[int]:
-        """The look-ahead of each request of a step; now and then, more often for long lists, all that there can be."""
-        seldom = 2 if self.max_model_len > _MANY_PAGES * self.unit else 7
-        if data.one_of([False] * seldom + [True]):
-            return [self.max_model_len] * len(extras)
-        return [extra.get("num_lookahead_tokens", 0) for extra in extras]
-
 
 _TELLING = {"enable_events": True, "counter_sampling": 1}
 _KEEPING_ALL: dict[str, Any] = {"retention_interval": None, "counter_sampling": 1}
@@ -267,7 +69,10 @@ def _leaving(draw: DrawFn) -> World:
     return replace(world, caching=world.caching and not (world.options.get("unhashed_first") and draw(st.booleans())))
 
 
-_SORTS = (*(_USUAL,) * 4, *(_MIXED,) * 2, _LONG, *(_unequal(),) * 2, *(_leaving(),) * 2)
+_STATES = worlds(("aligned", "aligned", "full", "window"), counts=(1, 1, 2), room=(2, 3), ample=True)
+"""Recurrent states, alone as well."""
+
+_SORTS = (*(_USUAL,) * 4, _STATES, *(_MIXED,) * 2, _LONG, *(_unequal(),) * 2, *(_leaving(),) * 2)
 _WORLDS = st.sampled_from(_SORTS).flatmap(lambda worlds: worlds)
 
 _CACHED = frozenset({*HASHES, "cached under another key than its own", "keys", "check()", "snapshot"})
@@ -355,21 +160,21 @@ class Batch(BatchSteps):
         some. Requests that came to an end make room for them. A page may be found by its key before, or amid it, as
         others than requests find it: keys are kept up from then on, and what was decoded is found by them behind it.
         """
-        for name in self.names_of(live=True):
-            if name not in self.unfinished():
-                self.free_request(name, None)
+        self.free_ended()
         largest = max((group.page_size for group in self.world.groups), default=1)
         sought = data.one_of([None, "before", "amid", "amid"])
+        amid = data.one_of([1, largest])
         for name in self.unused()[: max(3 - len(self.unfinished()), 1)]:
-            most = min(largest if sought == "amid" else 2 * largest + 1, self.max_model_len - 1)
-            least = min(largest if sought == "amid" else data.one_of([1, 2 * largest, 2 * largest]), most)
+            pages = data.one_of([1, 2, 2]) if sought == "amid" else 0
+            most = min(pages * largest or 2 * largest + 1, self.max_model_len - 1)
+            least = min(pages * largest or data.one_of([1, 2 * largest, 2 * largest]), most)
             self.bring(name, data.draw(st.lists(st.sampled_from(self.world.alphabet), min_size=least, max_size=most)))
             self.admit_with(name, self.cases[name].request.num_tokens)
         together, tabled = data.one_of([(True, True), (True, False), (False, False)])
         ahead = 0 if self.world.has_states else data.one_of([0, 1, 2])
         earlier: list[int] = []
         for number in range(2 * largest if sought == "amid" else data.one_of([1, 2]) * largest):
-            if (number, sought) in ((0, "before"), (largest, "amid")):
+            if (number, sought) in ((0, "before"), (amid, "amid")):
                 earlier = self.cached_pages()
                 self.find_by_key(data, earlier)
             names = [name for name in self.unfinished() if self.cases[name].request.num_tokens < self.max_model_len]
@@ -391,9 +196,7 @@ class Batch(BatchSteps):
     @step("MAN-3", "MAN-5", "MAN-8", when=can_leave_behind, weight=6)
     def leave_behind(self, data: Drawing) -> None:
         """Requests go on together page after page: in one step each takes pages and leaves others behind."""
-        for name in self.names_of(live=True):
-            if name not in self.unfinished():
-                self.free_request(name, None)
+        self.free_ended()
         tokens = st.lists(st.sampled_from(self.world.alphabet), min_size=self.unit + 1, max_size=self.max_model_len)
         for name in self.unused()[: max(3 - len(self.unfinished()), 1)]:
             self.bring(name, data.draw(tokens)[: self.max_model_len])
@@ -429,20 +232,27 @@ class Batch(BatchSteps):
         """Whether requests with states can go on."""
         return self.world.has_states and self.can_go_on()
 
-    @step("MAN-3", "MAN-5", "MAN-13", when=can_accept_drafts, weight=4)
+    @step("MAN-3", "MAN-5", "MAN-13", when=can_accept_drafts, weight=6)
     def accept_drafts(self, data: Drawing) -> None:
         """Requests with states go on from drafts in their look-ahead slots, all of which a step has accepted: refused.
 
         To a backend such a step may look like any other in which each request has computed all that it has slots for.
         """
-        asked = self.draw_step(data)
-        most = self.max_model_len - 1
-        ahead = [int(computed + new < most) for computed, new in zip(asked.computed, asked.new, strict=True)]
-        self.step_together(data, replace(asked, lookahead=ahead))
-        cases = {name: self.cases[name] for name in asked.names}
-        names = [name for name, case in cases.items() if case.given < case.slots <= most]
-        computed, none = [cases[name].slots for name in names], [0] * len(names)
-        again = replace(asked, names=names, computed=computed, new=[1] * len(names), lookahead=none)
+        for name in self.names_of(live=True):
+            self.free_request(name, None)
+        most = self.max_model_len - 1  # computed tokens, with one to come
+        tokens = st.lists(st.sampled_from(self.world.alphabet), min_size=1, max_size=max(min(self.unit, most - 2), 1))
+        for name in self.unused()[: data.one_of([1, 1, 2])]:
+            self.bring(name, data.draw(tokens))
+            self.admit_with(name, self.cases[name].request.num_tokens)
+        names = self.names_of(live=True)
+        computed = [self.decoded(name, data) for name in names]
+        ahead = [int(known < most - 1) for known in computed]
+        asked = Step(names, computed, [1] * len(names), ahead, False, data.one_of([True, False]))
+        self.step_together(data, asked)
+        names = [name for name in names if self.cases[name].given < self.cases[name].slots <= most]
+        computed, one = [self.cases[name].slots for name in names], [1] * len(names)
+        again = Step(names, computed, one, [0] * len(names), False, True)
         self.be_refused(self.call_of("allocate_slots_batch", MANAGER_REF, **self.arguments(again)), "MAN-13")
 
     def be_refused(self, call: Call, clause: str) -> None:
