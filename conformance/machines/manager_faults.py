@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvproof.spec.declarations import EngineRequestStatus
 
 from ..backends.loading import takes_parameter
-from ..calls.datum import Call, Pages, Ref, Saying
+from ..calls.datum import Call, Pages, Prompt, Ref, Saying
 from ..calls.manager import StrangePage
 from ..calls.method import Method, Table
 from ..calls.source import Source
@@ -19,7 +19,7 @@ from .base import Nothing
 from .calling import left_out
 from .draws import NO_INTS, Drawing
 from .manager_admission import Admission
-from .manager_base import ASKED, MANAGER_REF
+from .manager_base import MANAGER_REF
 from .manager_blame import Case
 from .properties import step
 from .worlds import Declared, Group
@@ -44,7 +44,7 @@ class ManagerFaults(Admission):
         """Makes a call that must be refused."""
         self.make_call(call)
 
-    @step("MAN-3", "MAN-4", "MAN-8", "MAN-10", weight=2)
+    @step("MAN-3", "MAN-4", "MAN-5", "MAN-8", "MAN-10", weight=2)
     def misuse(self, data: Drawing) -> None:
         """Makes a call with one argument that is wrong, or one that makes no sense after those before it."""
         often = [self.go_on_badly, self.go_on_badly, self.hit_badly, self.overreach, self.spoil, self.spoil]
@@ -162,15 +162,21 @@ class ManagerFaults(Admission):
         case = self.cases[name]
         wrong = data.likely([*self.impossible_counts(name), "another object"], [-1, *NO_INTS[:2]])
         if wrong == "another object":
-            stranger = self.namesake(name, case.request.extra_keys)
-            for method in ("get_computed_pages", *ASKED) if self.is_exact else ():
-                if self.offers("manager", method):
-                    self.call_manager(method, request=stranger)
-            call = self.call_of("allocate_slots", MANAGER_REF, request=stranger, num_new_tokens=1)
-            self.call_badly(call)
+            self.take_for_another(data, self.namesake(name, case.request.extra_keys))
             return
         said = Saying(Ref(name), (("num_computed_tokens", wrong),))
         self.call_badly(self.call_of("allocate_slots", MANAGER_REF, request=said, num_new_tokens=1))
+
+    def take_for_another(self, data: Drawing, stranger: Prompt) -> None:
+        """Another object under a live id is given to each method that takes a request: most refuse it (MAN-6).
+
+        At level safe to ``allocate_slots`` alone, as no engine does this to itself.
+        """
+        for row in self.rows():
+            if "request" in row.arguments and self.can_call(row) and (self.is_exact or row.name == "allocate_slots"):
+                drawn = {name: kind.good for name, kind in row.arguments.items() if name != "request"}
+                given = {name: good(data, self) for name, good in drawn.items() if good is not None}
+                self.call_badly(self.call_of(row.name, MANAGER_REF, request=stranger, **given))
 
     def hit_badly(self, data: Drawing) -> None:
         """Pages as hits that are not the request's own: others, too few, of another group or pool, null pages."""
