@@ -320,21 +320,21 @@ class SwapSteps(GroupSteps):
 
     # -- What is refused --------------------------------------------------------------------------
 
-    @step("SWAP-1", "POOL-9", "MAN-6", "MAN-14", when=lambda self: self.away, weight=2)
+    @step("SWAP-1", "POOL-9", "MAN-5", "MAN-6", "MAN-10", "MAN-14", when=lambda self: self.away, weight=2)
     def meddle(self, data: Drawing) -> None:
         """What can't be done with a request that is swapped out: it is admitted, or comes back as another one."""
         name = data.one_of(list(self.away))
         case = self.away[name].case
-        stranger = self.namesake(name)
         case.request.num_computed_tokens = 0
+        if data.one_of([True, False, False]):
+            self.take_for_another(data, self.namesake(name))
+            return
         own = Ref(name)
         acts: list[tuple[str, dict[str, Any]]] = [
             ("reset_prefix_cache", {}),
             ("allocate_slots", {"request": own, "num_new_tokens": 1}),
             ("cache_pages", {"request": own, "num_computed_tokens": 1}),
             ("swap_out", {"request": own}),
-            ("swap_in", {"request": stranger}),
-            ("get_computed_pages", {"request": stranger}),
         ]
         if self.away[name].swap_id is not None:
             acts.append(("swap_in", {"request": own}))
@@ -467,7 +467,7 @@ class Swap(SwapSteps, Restoring):
         """Requests that are not live, or not swapped out; plans that there are not; what is wrong in any case."""
         name = data.one_of(list(self.cases))
         live, request = self.cases[name].live, {"request": Ref(name)}
-        calls: list[tuple[str, dict[str, Any]]] = [] if live else [("swap_out", request)]
+        calls: list[tuple[str, dict[str, Any]]] = [("swap_out", {"request": self.namesake(name)} if live else request)]
         calls += [] if name in self.away else [("swap_in", request)]
         if (live or name in self.away) and self.offers("manager", "receive_pages"):
             calls.append(("receive_pages", request | {"num_tokens": self.unit}))
