@@ -126,6 +126,13 @@ def times_of_other_pages_are_restored(fast: ModuleType, self: Any, stored: Any, 
     self._stored_at[known[:, 0]] = known[:, 1]
 
 
+@seeded(FORESEEN, "R1", "manager", also=("MAN-3", "MAN-10"), by="coordinator.live.require")
+def live_requests_are_known_by_id(fast: ModuleType, live: Any, request: Any) -> int:
+    """Another object under a live id is taken for the request that is live: its pages are published, counted, moved."""
+    slot = live.slot_of.get(getattr(request, "request_id", None))
+    return int(fast.groups.live_requests.LiveRequests.require(live, request) if slot is None else slot)
+
+
 @seeded(FORESEEN, "MAN-6", "manager", also=("MAN-1", "RET-2"), by="prefixes._require_own_id")
 def others_are_answered(_: ModuleType, __: Any, request: Any) -> None:
     """What is asked about a prompt is answered for another object under a live id as well."""
