@@ -118,7 +118,7 @@ def test_without_groups_there_is_one_of_full_attention() -> None:
 
     names = {name: getattr(kvproof.spec, name) for name in kvproof.spec.__all__} | {"CacheManager": Noted}
     without = frozenset({"groups", "events", "counters"})
-    found = run_machine(MACHINES["batch"], Backend("plain", SimpleNamespace(**names), without), 1, examples=10)
+    found = run_machine(MACHINES["batch"], Backend("plain", SimpleNamespace(**names), without), 1, examples=24)
     assert not found.deviations
     built = [groups for groups, options in calls if "hash_seed" in options]
     assert {len(groups) for groups in built} == {1}
