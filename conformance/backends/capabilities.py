@@ -7,7 +7,7 @@ leaves out the steps and the parts of the observable state that are; a clause th
 
 from collections.abc import Iterable
 
-__all__ = ["CAPABILITIES", "ESSENTIALS", "unknown_capabilities"]
+__all__ = ["CAPABILITIES", "ESSENTIALS", "OF_OPTION", "unknown_capabilities"]
 
 CAPABILITIES = {
     "groups": "cache groups of other kinds, or more than one",
@@ -27,6 +27,15 @@ CAPABILITIES = {
     "kernels": "attention, and what kernels compute",
 }
 """Every capability with what it is."""
+
+OF_OPTION = {
+    "enable_events": "events",
+    "counter_sampling": "counters",
+    "num_host_pages": "swaps",
+    "max_pinned_pages": "pins",
+    "max_pinned_pages_per_salt": "pins",
+}
+"""Options of constructors that make sense with a capability alone, each with that capability."""
 
 
 ESSENTIALS = {

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..console.exit_status import CannotRunError
 from ..console.named import did_you_mean
-from .capabilities import CAPABILITIES, unknown_capabilities
+from .capabilities import CAPABILITIES, OF_OPTION, unknown_capabilities
 from .raising import IN_THE_CALL, Ending, frames, prints_apart
 
 __all__ = ["DEFAULT_BACKEND", "Backend", "BackendError", "load_backend", "takes_arguments", "takes_parameter"]
@@ -76,7 +76,12 @@ class Backend:
         return hasattr(self.holder, attribute)
 
     def accepts(self, attribute: str, parameter: str) -> bool:
-        """Whether one of the backend's callables, ``name`` or ``Class.method``, takes a parameter of that name."""
+        """Whether one of the backend's callables, ``name`` or ``Class.method``, takes a parameter of that name.
+
+        It takes no option of a capability that it is said to lack, though its constructor may have it.
+        """
+        if OF_OPTION.get(parameter) in self.lacks:
+            return False
         if (attribute, parameter) not in self._accepted:
             first, *path = attribute.split(".")
             called = functools.reduce(getattr, path, self.get(first))

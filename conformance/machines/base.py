@@ -14,6 +14,7 @@ from hypothesis.strategies import DataObject
 import kvproof.spec
 from kvproof.spec.clauses import clause_of_message
 
+from ..backends.capabilities import OF_OPTION
 from ..backends.levels import Level
 from ..backends.loading import Backend, takes_arguments
 from ..backends.raising import frames
@@ -351,6 +352,18 @@ class Machine(RuleBasedStateMachine):
         if lacking:
             self.session.lacks.add(capability)
         return lacking
+
+    def options_taken(self, made: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of some options that the constructors of both sides take.
+
+        Args:
+            made: the class.
+            wanted: the options; what the backend is said to lack is noted.
+        """
+        for option in wanted:
+            self.lacks(OF_OPTION.get(option, ""))
+        sides = (self.spec.names, self.backend.names)
+        return {name: value for name, value in wanted.items() if all(names.accepts(made, name) for names in sides)}
 
     def spelling(self, data: Drawing, options: Sequence[Spelling]) -> Spelling:
         """Draws how a list is handed over: as a list, where the backend takes no other iterables."""

@@ -25,7 +25,7 @@ from .calling import Calling
 from .ghost import Ghost
 from .hash import weak
 from .manager_blame import Before, Case, ManagerBlame
-from .pool_state import FOLLOWED, event_fields, order_clause, pin_fields, pool_fields, pool_options, whole_fields
+from .pool_state import FOLLOWED, event_fields, order_clause, pin_fields, pool_fields, whole_fields
 from .worlds import Declared, World
 
 __all__ = ["ASKED", "MANAGER_REF", "POOL_REF", "ManagerMachine"]
@@ -69,10 +69,7 @@ class ManagerMachine(ManagerBlame, Calling):
         if self.lacks("iterables"):
             world = replace(world, spellings=tuple(known for known in world.spellings if known in LISTED))
         wanted = {"hash_seed": b"kvproof", **world.options}
-        for option, capability in (("enable_events", "events"), ("counter_sampling", "counters")):
-            if option in wanted and self.lacks(capability):
-                del wanted[option]
-        options = pool_options((self.spec.names, self.backend.names), self.made, wanted)
+        options = self.options_taken(self.made, wanted)
         self.world, self.options, self.cases, self.ghost = world, options, {}, Ghost(world.groups)
         call = self.built(0)
         line, of_spec = f"manager = {self.construction()}", self.things(self.built_for_spec(call))

@@ -21,7 +21,7 @@ from .base import Both, Field, Side
 from .calling import Calling, Calls
 from .draws import Drawing
 from .pins import PINNED
-from .pool_state import SELDOM_EVERY, order_clause, pin_fields, pool_fields, pool_options
+from .pool_state import SELDOM_EVERY, order_clause, pin_fields, pool_fields
 from .properties import start, step
 
 __all__ = ["Pool", "PoolMachine", "PoolPins"]
@@ -85,16 +85,14 @@ class PoolMachine(Calling):
 
     def build_pool(self, num_pages: int, caching: bool, **wanted: Any) -> None:
         """Builds both pools, with those options that the backend's constructor knows."""
-        options = pool_options(
-            (self.spec.names, self.backend.names), "PagePool", {"hash_seed": self.hash_seed, **wanted}
-        )
+        options = self.options_taken("PagePool", {"hash_seed": self.hash_seed, **wanted})
         self.named: dict[int, Ref] = {}
         self.lists: dict[int, list[int]] = {}
         self.sequences: list[tuple[int, ...]] = []
         self.key_of: dict[PageHash, Key] = {}
         self.seeded, self.caching = "hash_seed" in options and not self.lacks("keys"), caching
         self.unhashed_first = bool(options.get("unhashed_first"))
-        self.tells = self.seeded and bool(options.get("enable_events")) and not self.lacks("events")
+        self.tells = self.seeded and bool(options.get("enable_events"))
         shown = "".join(f", {name}={value!r}" for name, value in options.items())
         things = {
             "pool": Call(None, "PagePool", {"num_pages": num_pages, "enable_caching": caching, **options}),
@@ -120,7 +118,7 @@ class PoolMachine(Calling):
         linked = "queue" not in lacks and hasattr(
             getattr(self.backend.pool, "free_page_queue", None), "fake_free_list_head"
         )
-        counted = "counter_sampling" in options and not self.lacks("counters") and self.offers("pool", "counters")
+        counted = "counter_sampling" in options and self.offers("pool", "counters")
         return [
             *pool_fields(self.seeded, weak=False, lacks=lacks, order=self.order),
             *((Field.of("neighbours of free pages", aside=True, every=SELDOM_EVERY),) if linked else ()),

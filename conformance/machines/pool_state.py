@@ -2,7 +2,7 @@
 
 import json
 import operator
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ..calls.datum import New
@@ -19,7 +19,6 @@ __all__ = [
     "order_clause",
     "pin_fields",
     "pool_fields",
-    "pool_options",
     "whole_fields",
 ]
 
@@ -78,19 +77,6 @@ def _check(side: Any) -> None:
     whole = getattr(side, "manager", side.pool)
     if side.names is not SPEC and hasattr(whole, "check"):
         whole.check()
-
-
-def pool_options(side_names: Iterable[Any], class_name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those constructor options that all sides accept.
-
-    Args:
-        side_names: each side's backend.
-        class_name: the class to be constructed.
-        options: what one would like to pass.
-    """
-    return {
-        name: value for name, value in options.items() if all(names.accepts(class_name, name) for names in side_names)
-    }
 
 
 def refines(expected: Groups, observed: Groups) -> bool:

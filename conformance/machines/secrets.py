@@ -121,11 +121,13 @@ class Secrets(Calling):
         self.requests: dict[str, Request] = {}
         self.live: list[str] = []
         self.first_pages: dict[str, Ref] = {}
-        wanted: dict[str, Any] = {"enable_events": True, "max_pinned_pages": 4, "max_pinned_pages_per_salt": 1}
-        wanted |= {} if self.lacks("swaps") else {"num_host_pages": _PAGES}
-        accepts = functools.partial(self.backend.names.accepts, "CacheManager")
-        self.options = {name: value for name, value in wanted.items() if accepts(name)}
-
+        wanted = {
+            "enable_events": True,
+            "max_pinned_pages": 4,
+            "max_pinned_pages_per_salt": 1,
+            "num_host_pages": _PAGES,
+        }
+        self.options = self.options_taken("CacheManager", wanted)
         flags = self.backend.names.flags("CacheManager", True)
 
         def act(side: Side) -> dict[str, Any]:
@@ -320,7 +322,7 @@ class Secrets(Calling):
             calls.append(of_manager("cache_pages", request=waiting, num_computed_tokens=1))
         if not self.lacks("views"):
             calls.append(self.call_of("page_hash", page, page_hash=_KEY))
-        if "max_pinned_pages_per_salt" in self.options and not self.lacks("pins") and request.num_tokens >= 2 * _SIZE:
+        if "max_pinned_pages_per_salt" in self.options and request.num_tokens >= 2 * _SIZE:
             calls.append(of_manager("pin_prefix", request=known))
         return calls
 
@@ -336,7 +338,7 @@ class Secrets(Calling):
         shown["the pages of requests"] = repr(requests)
         if hasattr(whole, "counters"):
             shown["the counters"] = repr(whole.counters)
-        if "enable_events" in self.options and not self.lacks("events"):
+        if "enable_events" in self.options:
             events = list(whole.take_events())
             self.hold_text("a printed event", repr(events), strict=True)
         if hasattr(whole, "snapshot") and not self.lacks("snapshots"):

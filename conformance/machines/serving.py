@@ -22,7 +22,6 @@ from .base import Nothing, Side
 from .calling import Calling
 from .draws import Drawing
 from .layouts import Layout
-from .pool_state import pool_options
 from .properties import start, step
 from .ragged import SETUPS, Setup
 from .sides import unread
@@ -129,7 +128,7 @@ class Serving(Calling):
         self.fused = fused and kit == "full" and self.backend.names.offers("fused_ragged_paged_attention")
         self.text = np.random.default_rng(seed).integers(0, 2, self.kit.max_model_len).tolist()
         setup, layout = self.kit.setup, self.layout
-        options = pool_options((self.spec.names, self.backend.names), "CacheManager", {"hash_seed": b"kvproof"})
+        options = self.options_taken("CacheManager", {"hash_seed": b"kvproof"})
 
         def act(side: Side) -> dict[str, Any]:
             groups = [self.kit.group.declared(0, side.names, self.spec.names)]

@@ -18,7 +18,7 @@ from ..calls.method import Table, bound
 from ..calls.readings import page_views
 from .base import Both, Charge, Field, Machine, Nothing, Side
 from .meetings import Meetings
-from .pool_state import FOLLOWED, event_fields, order_clause, pin_fields, pool_fields, pool_options, whole_fields
+from .pool_state import FOLLOWED, event_fields, order_clause, pin_fields, pool_fields, whole_fields
 from .properties import start
 from .session import TracedStep
 from .shards import CHECK_OF_SHARDS, of_every_shard
@@ -155,19 +155,10 @@ class SoakBase(Machine):
             self.shards = shards
         known = {name: value for name, value in world.options.items() if name not in self.left_out}
         wanted = {"hash_seed": b"kvproof", **known}
-        for option, lack in (
-            ("enable_events", "events"),
-            ("counter_sampling", "counters"),
-            ("num_host_pages", "swaps"),
-        ):
-            if self.lacks(lack):
-                wanted.pop(option, None)
-        if self.lacks("pins"):
-            wanted = {name: value for name, value in wanted.items() if "pinned" not in name}
         made = "ShardedCacheManager" if self.shards else "CacheManager"
         if not self.backend.names.accepts(made, "use_eagle"):
             world = world.without_eagle()
-        self.options = pool_options((self.spec.names, self.backend.names), made, wanted)
+        self.options = self.options_taken(made, wanted)
         self.world, self.rows = world, rows
         shown = "".join(f", {name}={value!r}" for name, value in self.options.items())
         eagle = ", use_eagle=True" if world.use_eagle else ""
@@ -258,8 +249,8 @@ class SoakBase(Machine):
         """Whether the backend's manager has a method, and this one was made for it."""
         if method not in self.table.by_name:
             return False
-        wanted = {"pins": "max_pinned_pages", "swap": "num_host_pages"}.get(self.table[method].capability)
-        return (wanted is None or wanted in self.options) and self.offers("manager", method)
+        needed = self.table[method].capability != "pins" or "max_pinned_pages" in self.options
+        return needed and self.offers("manager", method)
 
     def num_free(self, side: Side) -> list[int]:
         """The number of free pages of each shard."""

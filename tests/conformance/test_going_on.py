@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import kvproof.spec
-from kvproof.conformance.backends.capabilities import CAPABILITIES
+from kvproof.conformance.backends.capabilities import CAPABILITIES, OF_OPTION
 from kvproof.conformance.backends.levels import LEVELS
 from kvproof.conformance.backends.loading import Backend, BackendError
 from kvproof.conformance.machines import MACHINES
@@ -118,13 +118,20 @@ def test_without_groups_there_is_one_of_full_attention() -> None:
 
     names = {name: getattr(kvproof.spec, name) for name in kvproof.spec.__all__} | {"CacheManager": Noted}
     without = frozenset({"groups", "events", "counters"})
-    found = run_machine(MACHINES["batch"], Backend("plain", SimpleNamespace(**names), without), 1, examples=24)
+    found = run_machine(MACHINES["batch"], Backend("plain", SimpleNamespace(**names), without), 0, examples=12)
     assert not found.deviations
     built = [groups for groups, options in calls if "hash_seed" in options]
     assert {len(groups) for groups in built} == {1}
     assert {type(groups[0].kv_cache_spec).__name__ for groups in built} == {"FullAttentionSpec"}
     assert not any("enable_events" in options for _, options in calls)
     assert {"groups", "events"} <= set(found.lacks)
+
+
+@pytest.mark.parametrize(("option", "capability"), OF_OPTION.items())
+def test_an_option_of_what_is_lacked_is_not_handed_over(option: str, capability: str) -> None:
+    """Neither right nor wrong: a constructor may take it and do nothing with it."""
+    assert Backend("spec", kvproof.spec).accepts("CacheManager", option)
+    assert not Backend("spec", kvproof.spec, frozenset({capability})).accepts("CacheManager", option)
 
 
 @pytest.mark.parametrize("said", ["queue", 3, ["queues"], [3]])
