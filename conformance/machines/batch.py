@@ -157,23 +157,26 @@ class Batch(BatchSteps):
         """Requests come, and all decode token after token, as in most of an engine's steps, over a page or two.
 
         Together, into tables or not, or one by one; with drafts in look-ahead slots, of which the next step accepts
-        some. Requests that came to an end make room for them. A page may be found by its key before, or amid it, as
-        others than requests find it: keys are kept up from then on, and what was decoded is found by them behind it.
+        some; of one tenant, or with images at their beginnings. Requests that came to an end make room for them. A page
+        may be found by its key before, or amid it, as others than requests find it: keys are kept up from then on, and
+        what was decoded is found by them behind it.
         """
-        self.free_ended()
         largest = max((group.page_size for group in self.world.groups), default=1)
         sought = data.one_of([None, "before", "amid", "amid"])
+        self.make_room(whole=sought == "amid")
+        coming = data.one_of([1, 2]) if sought == "amid" else max(3 - len(self.unfinished()), 1)
         amid = data.one_of([1, largest])
-        for name in self.unused()[: max(3 - len(self.unfinished()), 1)]:
-            pages = data.one_of([1, 2, 2]) if sought == "amid" else 0
-            most = min(pages * largest or 2 * largest + 1, self.max_model_len - 1)
-            least = min(pages * largest or data.one_of([1, 2 * largest, 2 * largest]), most)
-            self.bring(name, data.draw(st.lists(st.sampled_from(self.world.alphabet), min_size=least, max_size=most)))
+        keys = data.one_of(self.extra_keys)
+        for name in self.unused()[:coming]:
+            most = min(2 * largest + (sought != "amid"), self.max_model_len - 1)
+            least = most if sought == "amid" else min(data.one_of([1, 2 * largest, 2 * largest]), most)
+            tokens = data.draw(st.lists(st.sampled_from(self.world.alphabet), min_size=least, max_size=most))
+            self.bring(name, tokens, keys)
             self.admit_with(name, self.cases[name].request.num_tokens)
         together, tabled = data.one_of([(True, True), (True, False), (False, False)])
         ahead = 0 if self.world.has_states else data.one_of([0, 1, 2])
         earlier: list[int] = []
-        for number in range(2 * largest if sought == "amid" else data.one_of([1, 2]) * largest):
+        for number in range(max(2 * largest, _MOST_PAGES) if sought == "amid" else data.one_of([1, 2]) * largest):
             if (number, sought) in ((0, "before"), (amid, "amid")):
                 earlier = self.cached_pages()
                 self.find_by_key(data, earlier)
@@ -196,7 +199,7 @@ class Batch(BatchSteps):
     @step("MAN-3", "MAN-5", "MAN-8", when=can_leave_behind, weight=6)
     def leave_behind(self, data: Drawing) -> None:
         """Requests go on together page after page: in one step each takes pages and leaves others behind."""
-        self.free_ended()
+        self.make_room()
         tokens = st.lists(st.sampled_from(self.world.alphabet), min_size=self.unit + 1, max_size=self.max_model_len)
         for name in self.unused()[: max(3 - len(self.unfinished()), 1)]:
             self.bring(name, data.draw(tokens)[: self.max_model_len])
@@ -238,8 +241,7 @@ class Batch(BatchSteps):
 
         To a backend such a step may look like any other in which each request has computed all that it has slots for.
         """
-        for name in self.names_of(live=True):
-            self.free_request(name, None)
+        self.make_room(whole=True)
         most = self.max_model_len - 1  # computed tokens, with one to come
         tokens = st.lists(st.sampled_from(self.world.alphabet), min_size=1, max_size=max(min(self.unit, most - 2), 1))
         for name in self.unused()[: data.one_of([1, 1, 2])]:

@@ -173,15 +173,15 @@ class BatchSteps(GroupSteps):
             else:
                 self.write(name, computed)
 
-    def free_ended(self) -> None:
-        """Requests that came to an end make room for others."""
+    def make_room(self, whole: bool = False) -> None:
+        """Requests that came to an end make room for others; or all of them do."""
         for name in self.names_of(live=True):
-            if name not in self.unfinished():
+            if whole or name not in self.unfinished():
                 self.free_request(name, None)
 
     def draw_step(self, data: Drawing) -> Step:
         """Draws a step of live requests, now and then of none; first those that came to an end make room for others."""
-        self.free_ended()
+        self.make_room()
         for _ in range(3 - len(self.unfinished())):
             if self.num_free:
                 self.admitted(data)
