@@ -123,11 +123,12 @@ class Method:
         """Whether a call of it can be drawn."""
         return bool(self.when(known)) and all(kind.possible(known) for kind in self.arguments.values())
 
-    def drawn(self, source: Source, known: Any) -> dict[str, Any]:
-        """Arguments that are allowed now."""
+    def drawn(self, source: Source, known: Any, but: str = "") -> dict[str, Any]:
+        """Arguments that are allowed now, without the one that is named. A row that draws them together gives all."""
         if self.draw is not None:
             return dict(self.draw(source, known))
-        return {name: kind.good(source, known) for name, kind in self.arguments.items() if kind.good is not None}
+        kinds = {name: kind.good for name, kind in self.arguments.items() if name != but}
+        return {name: good(source, known) for name, good in kinds.items() if good is not None}
 
     def spoilt(self, source: Source, known: Any, name: str = "") -> tuple[str, dict[str, Any]]:
         """Arguments with one thing wrong, and the name of the one that is.

@@ -476,7 +476,8 @@ class Machine(RuleBasedStateMachine):
 
         Args:
             charge: labels for differences, by field, or one for all fields.
-            fixed: charge to these labels whatever the values are; a field not seen before the call, to its own.
+            fixed: charge to these labels whatever the values are. A field that was not read before the call has its own
+                label.
         """
         if self.hurrying:
             return

@@ -163,21 +163,22 @@ class Batch(BatchSteps):
         """
         largest = max((group.page_size for group in self.world.groups), default=1)
         sought = data.one_of([None, "before", "amid", "amid"])
-        self.make_room(whole=sought == "amid")
-        coming = data.one_of([1, 2]) if sought == "amid" else max(3 - len(self.unfinished()), 1)
-        amid = data.one_of([1, largest])
+        amid = sought == "amid"
+        self.make_room(whole=amid)
+        coming = data.one_of([1, 2]) if amid else max(3 - len(self.unfinished()), 1)
+        found_at = {"before": 0, "amid": data.one_of([1, largest]), None: -1}[sought]
         keys = data.one_of(self.extra_keys)
         for name in self.unused()[:coming]:
-            most = min(2 * largest + (sought != "amid"), self.max_model_len - 1)
-            least = most if sought == "amid" else min(data.one_of([1, 2 * largest, 2 * largest]), most)
+            most = min(2 * largest + (not amid), self.max_model_len - 1)
+            least = most if amid else min(data.one_of([1, 2 * largest, 2 * largest]), most)
             tokens = data.draw(st.lists(st.sampled_from(self.world.alphabet), min_size=least, max_size=most))
             self.bring(name, tokens, keys)
             self.admit_with(name, self.cases[name].request.num_tokens)
         together, tabled = data.one_of([(True, True), (True, False), (False, False)])
         ahead = 0 if self.world.has_states else data.one_of([0, 1, 2])
         earlier: list[int] = []
-        for number in range(max(2 * largest, _MOST_PAGES) if sought == "amid" else data.one_of([1, 2]) * largest):
-            if (number, sought) in ((0, "before"), (amid, "amid")):
+        for number in range(max(2 * largest, _MOST_PAGES) if amid else data.one_of([1, 2]) * largest):
+            if number == found_at:
                 earlier = self.cached_pages()
                 self.find_by_key(data, earlier)
             names = [name for name in self.unfinished() if self.cases[name].request.num_tokens < self.max_model_len]

@@ -1,4 +1,4 @@
-"""What machines of batched steps have in common: steps of several requests, and tables that their pages go into."""
+"""What the batch machine is built on: steps of several requests in one call, and tables that their pages go into."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

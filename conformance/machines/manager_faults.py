@@ -174,9 +174,8 @@ class ManagerFaults(Admission):
         """
         for row in self.rows():
             if "request" in row.arguments and self.can_call(row) and (self.is_exact or row.name == "allocate_slots"):
-                drawn = {name: kind.good for name, kind in row.arguments.items() if name != "request"}
-                given = {name: good(data, self) for name, good in drawn.items() if good is not None}
-                self.call_badly(self.call_of(row.name, MANAGER_REF, request=stranger, **given))
+                rest = row.drawn(data, self, but="request")
+                self.call_badly(self.call_of(row.name, MANAGER_REF, request=stranger, **rest))
 
     def hit_badly(self, data: Drawing) -> None:
         """Pages as hits that are not the request's own: others, too few, of another group or pool, null pages."""

@@ -73,9 +73,8 @@ class SwapSteps(GroupSteps):
 
     def swaps(self) -> bool:
         """Whether the managers have host memory."""
-        if "num_host_pages" not in self.options:
-            return False
-        return all(self.offers("manager", method) for method in ("swap_out", "swap_in", "swap_done"))
+        methods = ("swap_out", "swap_in", "swap_done")
+        return "num_host_pages" in self.options and all(self.offers("manager", method) for method in methods)
 
     def state_fields(self) -> list[Field]:
         """See `ManagerMachine.state_fields`: host pages as well."""
