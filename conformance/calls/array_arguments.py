@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .cache import Numbers
+from .cache import Numbers, ints
 from .datum import Holder, Ref
 from .kinds import FLAG, wrong
 from .method import Given, Kind, Method
@@ -174,7 +174,7 @@ LATENT: Mapping[str, Kind] = {
 
 
 _SCALE, _STEP = wrong(0.0, -1.0, "1"), wrong(None, 1)
-_IDS = wrong(1, [1.5], ["1"], [2**31], [[1]])
+_IDS = wrong(1, [1.5], ["1"], [2**31], [[1]], ints([1]))
 _BEGUN = {
     "mesh": wrong(1),
     "metadata": wrong(None, 1),

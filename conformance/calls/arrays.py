@@ -5,15 +5,18 @@ it is about, and its values are not drawn by kinds yet.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import nan
 from typing import Any
 
 from .array_arguments import ATTENDED, LATENT, OPTIONS, WRITTEN, viewed
 from .datum import Ref
 from .kinds import NEGATIVE, NONE, PLAIN, number, wrong
-from .method import Kind, Method, Table
+from .method import Given, Kind, Method, Table
+from .source import Source
 from .values import BAD_TIMES, NO_INTS
 
-__all__ = ["ATTENTION", "CACHE", "DTYPES", "HEAD_SIZES", "SCHEDULER", "SIZES", "VIEW"]
+__all__ = ["ATTENTION", "CACHE", "DTYPES", "HEAD_SIZES", "SCHEDULER", "SIZES", "VIEW", "Memory"]
 
 _ARRAY, _DOCUMENT = Kind("array"), Kind("document")
 
@@ -146,10 +149,55 @@ ATTENTION = Table(
     ),
     {
         "get_kv_cache_coordinator": "the seeds' name for a part of the manager",
-        "per_device_hbm_budget_bytes": "asks the devices",
         "sha256": "a hash function that is handed over",
     },
 )
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A device as far as a budget is concerned: the memory that it reports.
+
+    Attributes:
+        size: all of its bytes.
+        used: bytes in use.
+    """
+
+    size: int
+    used: int
+
+    def memory_stats(self) -> dict[str, int]:
+        """The bytes, by the names that jax gives them."""
+        return {"bytes_limit": self.size, "bytes_in_use": self.used}
+
+
+_MARGIN = 2**28
+"""The bytes that are left alone where no margin is given."""
+
+
+def _memory(source: Source, _: Any) -> Given:
+    """Devices, and how much of their memory is wanted: of bytes of which no tenth is a fraction of a byte."""
+    options = {
+        "util": source.one_of([0.5, 0.1, 0.9, 1.0, 1]),
+        "mode": source.one_of(["free", "total"]),
+        "safety_margin": source.one_of([_MARGIN, 0, source.integer(0, 10**7)]),
+    }
+    chosen = source.some(list(options), len(options))
+    given: dict[str, Any] = {name: value for name, value in options.items() if name in chosen}
+    margin = given.get("safety_margin", _MARGIN)
+    devices = []
+    for _device in range(source.integer(1, 3)):
+        used = 10 * source.integer(0, 10**7) + -margin % 10
+        free = source.likely([10 * source.integer(1, 10**9)], [0])
+        devices.append(Memory(used + margin + free, used))
+    return given | {"devices": devices}
+
+
+def _is_told_devices(known: Any) -> bool:
+    """Whether the backend can be told which devices a budget is for; else it asks those that there are."""
+    names, function = known.backend.names, "per_device_hbm_budget_bytes"
+    return bool(names.offers(function) and names.accepts(function, "devices"))
+
 
 _DTYPE = _among(DTYPES, ("f64", 1, None))
 
@@ -183,6 +231,23 @@ SIZES = Table(
             optional=True,
             weight=2,
             spoils=1,
+            logged=False,
+        ),
+        Method(
+            "per_device_hbm_budget_bytes",
+            {
+                "util": wrong(0.0, -0.5, 1.5, nan, "0.5", True, None),
+                "mode": wrong("all", 1, None),
+                "safety_margin": wrong(*NEGATIVE),
+                "devices": wrong(None, 1),
+            },
+            Kind(plain=lambda number, _: int(number)),
+            "CACHE-1",
+            optional=True,
+            weight=1,
+            spoils=1,
+            when=_is_told_devices,
+            draw=_memory,
             logged=False,
         ),
         _formula("align_to_multiple", value=number(0, 300, NO_INTS), multiple=_among((128, 1, 2), _NO_SIZES)),

@@ -29,7 +29,7 @@ __all__ = [
         "POOL_OPTIONS",
         "REQUEST_ID",
     ),
-    *("grouped", "number", "numbers_of", "recorded", "spelled", "wrong", "wrong_groups"),
+    *("columns", "grouped", "number", "numbers_of", "recorded", "spelled", "wrong", "wrong_groups"),
 ]
 
 COUNTS = ("ref_cnt", "not in the queue exactly while at 0", "free pages", "numbers of free pages")
@@ -108,6 +108,13 @@ def wrong_groups(source: Source, known: Any, good: list[Ref], faults: Sequence[A
         return source.one_of([None, 1, [1], [list(good), 1]])
     groups = [source.some(good, 2), [*source.some(good, 1), source.one_of(faults)]]
     return grouped(source, known, groups)
+
+
+def columns(known: Any, *lists: Sequence[Any]) -> list[Spelled]:
+    """Lists of numbers as arrays `[n, 1]`, which are no lists of numbers (R1); nothing for whoever takes no arrays."""
+    return [
+        Spelled(Spelling.INT64, tuple([number] for number in numbers)) for numbers in lists if known.takes_iterables
+    ]
 
 
 def number(least: int = 0, most: int = 3, faults: Sequence[Any] = NEGATIVE) -> Kind:

@@ -9,7 +9,7 @@ from typing import Any
 from kvproof.spec.declarations import EngineRequestStatus
 
 from .datum import Prompt, Saying
-from .kinds import FLAG, NEGATIVE, POOL_OPTIONS, number, wrong
+from .kinds import FLAG, NEGATIVE, POOL_OPTIONS, columns, number, wrong
 from .method import Given, Kind
 from .pool import EXPIRY, PRIORITY
 from .source import Source
@@ -61,7 +61,7 @@ SLOTS = {
     "delay_cache_pages": FLAG,
 }
 RANKING = {"request": REQUEST, "priority": PRIORITY, "num_tokens": LENGTH, "expires_at": EXPIRY}
-IDS = wrong([-1], [2**31], [True], [1.0], 1, None)
+IDS = Kind(fault=lambda source, known, _: source.one_of([[-1], [2**31], [True], [1.0], 1, None, *columns(known, [1])]))
 PIN_ID = Kind(fault=lambda source, known, _: source.likely([max([*known.pins, 6]) + 1], NEGATIVE))
 SWAP_ID = Kind(fault=lambda source, known, _: source.likely([max([*known.flights, 2]) + 1, -1], NO_INTS))
 SHARD = Kind(fault=lambda source, known, _: source.likely([known.first[0], -1], NO_INTS))
@@ -73,15 +73,18 @@ AS_MANY = number(1, 1)
 def _each(name: str, *values: Any, alone: Any = None) -> Kind:
     """A list with an entry for each request: the last is wrong, there is one too few or too many, or it is no list.
 
+    An array of two dimensions is none either.
+
     Args:
         name: the argument.
         values: values that no entry may have.
         alone: what is given instead of a list.
     """
 
-    def spoil(source: Source, _: Any, given: Given) -> Any:
+    def spoil(source: Source, known: Any, given: Given) -> Any:
         good = given[name]
-        return source.one_of([*([*good[:-1], value] for value in values), good[:-1], [*good, 1], None, alone])
+        others = [good[:-1], [*good, 1], None, alone, *columns(known, good)]
+        return source.one_of([*([*good[:-1], value] for value in values), *others])
 
     return Kind(fault=spoil)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .datum import Spelled
-from .kinds import ARRAY, NONE, number, numbers_of, spelled
+from .kinds import ARRAY, NONE, columns, number, numbers_of, spelled
 from .method import Given, Kind, Method, Table
 from .source import Source
 from .spelling import NUMBERS, WIDE, Spelling
@@ -173,7 +173,7 @@ def _batch(pages: str) -> dict[str, Any]:
         other = _row(source, known)
         good = _in_last_group(known, _ids(source, known.rooms(other)[-1] // 2))
         empty = _in_last_group(known, [])
-        rows = source.one_of([[other, _no_row(source, known)], [other], None, 1])
+        rows = source.one_of([[other, _no_row(source, known)], [other], None, 1, *columns(known, [other, other])])
         return {pages: [good, empty], "req_indices": rows}
 
     kinds = {pages: Kind(fault=wrong_lists), "req_indices": Kind(fault=wrong_rows)}
@@ -197,14 +197,16 @@ def _mapped_badly(source: Source, known: Any, _: Given) -> Given:
     row, most = _row(source, known), known.max_tokens + 1
     end = known.counts[0][row]
     often = [([row], [end])] + ([([row] * most, [0] * most)] if end else [])
-    rows, places = source.likely(often, [([row], [end]), ([_no_row(source, known)], [0]), (None, [])])
+    seldom = [([row], [end]), ([_no_row(source, known)], [0]), (None, [])]
+    rows, places = source.likely(often, [*seldom, *((rows, [0]) for rows in columns(known, [row]))])
     return {"req_indices": rows, "positions": places, "page_size": 1}
 
 
 def _placed_badly(source: Source, known: Any, _: Given) -> Given:
     row = _row(source, known)
     wrong = source.one_of([-1, *NO_INTS])
-    rows, places = source.one_of([([row], [wrong]), ([row], [wrong]), ([row], []), ([], 1)])
+    listed = [([row], places) for places in ([wrong], [wrong], [], *columns(known, [0]))]
+    rows, places = source.one_of([*listed, ([], 1)])
     return {"req_indices": rows, "positions": places, "page_size": 1}
 
 
@@ -234,9 +236,10 @@ def _runs(rows: Any, starts: Any, lengths: Any) -> Given:
 
 
 def _sliced_badly(source: Source, known: Any, _: Given) -> Given:
-    """A row that is named twice, one that there is not, and more tokens than a step has."""
+    """A row that is named twice, one that there is not, an array of rows, and more tokens than a step has."""
     row, most = _row(source, known), known.max_tokens + 1
-    often = [_runs([row, row], [0, 0], [0, 0]), _runs([_no_row(source, known)], [0], [0])]
+    wrong = [[_no_row(source, known)], *columns(known, [row])]
+    often = [_runs([row, row], [0, 0], [0, 0]), *(_runs(rows, [0], [0]) for rows in wrong)]
     too_many = [_runs([row], [0], [most])] if known.counts[0][row] >= most else []
     return source.one_of([*often, *too_many])
 
@@ -244,12 +247,13 @@ def _sliced_badly(source: Source, known: Any, _: Given) -> Given:
 def _begun_badly(source: Source, known: Any, _: Given) -> Given:
     row, wrong = _row(source, known), source.one_of([-1, *NO_INTS])
     past_the_pages = _runs([row], [known.counts[0][row]], [1])
-    return source.likely([past_the_pages], [_runs([row], [wrong], [0]), _runs([], None, [])])
+    listed = [_runs([row], starts, [0]) for starts in ([wrong], *columns(known, [0]))]
+    return source.likely([past_the_pages], [*listed, _runs([], None, [])])
 
 
 def _ended_badly(source: Source, known: Any, _: Given) -> Given:
     row, wrong = _row(source, known), source.one_of([-1, *NO_INTS])
-    return source.one_of([_runs([row], [0], [wrong]), _runs([row], [0], [])])
+    return source.one_of([_runs([row], [0], lengths) for lengths in ([wrong], [], *columns(known, [0]))])
 
 
 _SLICED = {

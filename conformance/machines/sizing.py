@@ -32,6 +32,10 @@ _CREATE = plain_row(
 """How metadata is made of a budget."""
 
 
+_LONGEST = 2**29
+"""The tokens of a request whose page table alone is larger than all tables shall be, in pages of up to 256 tokens."""
+
+
 class _Mesh:
     """A mesh as far as sizes are concerned: the number of devices along each axis."""
 
@@ -49,7 +53,7 @@ class Sizing(Calling):
     levels = frozenset(LEVELS)
     capability = "caches"
     needs = ("RaggedPagesCacheMetaData", "AxisRules")
-    examples, num_steps = 20, 10
+    examples, num_steps = 40, 10
     tables: ClassVar[tuple[Table, ...]] = (SIZES,)
 
     @start()
@@ -66,7 +70,7 @@ class Sizing(Calling):
         heads, layers, size = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 3)), data.one_of([16, 1, 33])
         shards = data.one_of([1, 1, data.one_of([n for n in (1, 2, 3) if heads % n == 0])])
         scaled = dtype == "int8" or (np.dtype(dtype).itemsize == 1 and data.one_of([False, True]))
-        budget = data.draw(st.integers(0, 2**26)) if data.one_of([False, True]) else 2 ** data.draw(st.integers(14, 40))
+        budget = data.draw(st.integers(0, 2**26)) if data.one_of([False, True]) else 2 ** data.draw(st.integers(14, 48))
         mesh = _Mesh(tp=shards) if shards > 1 else None
         layout = Layout(version, dtype, heads // shards, (keys, values), size, 1)
         page_bytes = (
@@ -101,7 +105,7 @@ class Sizing(Calling):
         """Metadata made by hand: its shape, its slices, and itself again from its text; or refused."""
         good: dict[str, Any] = {
             "num_hidden_layers": data.draw(st.integers(1, 3)),
-            "max_model_length": data.draw(st.integers(1, 5000)),
+            "max_model_length": data.likely([data.draw(st.integers(1, 5000))], [_LONGEST]),
             "num_kv_heads": 2 * data.draw(st.integers(1, 4)),
             "k_headdim": data.one_of(HEAD_SIZES),
             "v_headdim": data.one_of(HEAD_SIZES),
@@ -112,16 +116,19 @@ class Sizing(Calling):
             "num_head_shards": data.one_of([1, 2]),
             "num_page_shards": data.one_of([1, 2]),
             "num_slices_per_kv_cache_update_page": data.one_of([8, 1, 64]),
+            "max_num_tokens": data.one_of([-1, 1, 700]),
+            "max_num_reqs": data.one_of([-1, 1, 30]),
         }
         wrong: list[dict[str, Any]] = [
             *({name: value} for name in ("num_kv_heads", "k_headdim", "page_size") for value in (0, -1, True, 1.0)),
             *({"version": value} for value in ("v1", 3)),
             *({"_kvdtype_str": value} for value in ("f64", 1)),
             {"num_pages": 2**31},
+            *({name: 0} for name in ("max_num_tokens", "max_num_reqs")),
             {"hbm_utilization": 1.5},
         ]
         fault: dict[str, Any] = data.likely([{}], wrong)
-        tokens, requests = data.draw(st.integers(1, 3000)), data.draw(st.integers(1, 50))
+        tokens, requests = (data.one_of([1, data.draw(st.integers(1, most))]) for most in (3000, 50))
 
         def act(side: Side) -> Any:
             made = side.names.get("RaggedPagesCacheMetaData")(**(good | fault))
