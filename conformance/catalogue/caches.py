@@ -78,6 +78,14 @@ def rows_counted_without_padding(made: Any) -> int:
     return int(layout.num_kv_heads * (1 if layout.shares_rows else 2) * made.storage_head_dim * made.kvdtype.itemsize)
 
 
+@seeded(FORESEEN, "CACHE-1", "sizing", by="per_device_hbm_budget_bytes")
+def the_first_device_has_the_least_memory(fast: ModuleType, *amounts: Any, devices: Any = (), **more: Any) -> Any:
+    """The budget of one device is taken for that of all: where another has less free, its pages do not fit."""
+    return fast.per_device_hbm_budget_bytes(
+        *amounts[:3], devices=list(amounts[3] if amounts[3:] else devices)[:1], **more
+    )
+
+
 @seeded(43, "CACHE-2", "views", also=("CACHE-3",), by=_read_back_by)
 def narrow_heads_read_as_wide(view: Any, which: int, size: int) -> Any:
     """Keys are read from every other row, where a head of 64 has its key and value in one (EasyDeL)."""

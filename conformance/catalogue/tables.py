@@ -139,6 +139,13 @@ def program_for_each_count(fast: ModuleType) -> SimpleNamespace:
     return with_table(fast, commit=commit)
 
 
+@seeded(FORESEEN, "R1", "table", by="PageTable.slot_mapping")
+def positions_of_any_shape(fast: ModuleType, self: Any, rows: Any, positions: Any, page_size: Any) -> Any:
+    """Positions in an array of two dimensions are read as those of a flat one, where they can only be a mistake."""
+    flat = np.ravel(positions) if isinstance(positions, np.ndarray) and positions.ndim > 1 else positions
+    return fast.PageTable.slot_mapping(self, rows, flat, page_size)
+
+
 @seeded(FORESEEN, "TAB-4", "table")
 def long_rows_are_sent_from_their_first_column(fast: ModuleType) -> SimpleNamespace:
     """What a row has got since the last commit is copied by itself where it is long, from the row's first column on."""

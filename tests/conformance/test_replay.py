@@ -244,7 +244,7 @@ def test_what_is_recorded_in_lockstep_is_a_test_when_it_is_short(tmp_path: Path)
 def test_a_recorded_replay_evicts_as_the_specification_does(policy: str, option: list[str], tmp_path: Path) -> None:
     """EVICT-1: the log has the tokens and the seed of the keys, by which pages are evicted."""
     log = tmp_path / "a.log"
-    command = ["--synthetic", 120, "--num-pages", 1000, "--live", 8, "--eviction", policy, "--record", log, *option]
+    command = ["--synthetic", 60, "--num-pages", 500, "--live", 8, "--eviction", policy, "--record", log, *option]
     assert kvproof(*command) == 0
     result = replay_log(log)
     assert result.wrong is None

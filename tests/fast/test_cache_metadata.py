@@ -2,19 +2,14 @@
 
 import os
 from types import SimpleNamespace
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from kvproof import spec
+from kvproof.conformance.calls.arrays import Memory
 from kvproof.fast.cache import pool_size
 from kvproof.fast.layout import cache_layout
-
-from .cache_pairs import outcome
 
 
 def test_page_bytes_by_hand() -> None:
@@ -25,26 +20,11 @@ def test_page_bytes_by_hand() -> None:
     assert cache_layout.get_page_size_bytes(16, 3, 64, jnp.bfloat16) == 16 * 4 * 128 * 2
 
 
-class Device(NamedTuple):
-    limit: int
-    used: int
-
-    def memory_stats(self) -> dict[str, int]:
-        return {"bytes_limit": self.limit, "bytes_in_use": self.used}
-
-
-@given(
-    util=st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0, 1.1, True, "x"]),
-    mode=st.sampled_from(["free", "total", "all", 1]),
-    margin=st.sampled_from([-1, 0, 100, 5000]),
-    devices=st.lists(st.builds(Device, st.integers(0, 1 << 20), st.integers(0, 5000)), min_size=1, max_size=3),
-)
-def test_budgets_are_the_specifications(util: Any, mode: Any, margin: int, devices: list[Device]) -> None:
-    """CACHE-1: the device with the least counts."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool_size, "jax", SimpleNamespace(local_devices=lambda: devices))
-        ours = outcome(lambda: pool_size.per_device_hbm_budget_bytes(util, mode, margin))
-    assert ours == outcome(lambda: spec.per_device_hbm_budget_bytes(util, mode, margin, devices=devices))
+def test_where_no_devices_are_named_it_is_those_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CACHE-1: what each device leaves, the machine `sizing` draws."""
+    devices = [Memory(5000, 1000), Memory(3000, 1000)]
+    monkeypatch.setattr(pool_size, "jax", SimpleNamespace(local_devices=lambda: devices))
+    assert pool_size.per_device_hbm_budget_bytes(0.5, safety_margin=0) == 1000
 
 
 def test_devices_that_do_not_tell_share_the_hosts_memory() -> None:
