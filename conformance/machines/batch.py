@@ -11,6 +11,7 @@ from hypothesis.strategies import DrawFn
 from ..calls.datum import Call, Holder, New, Ref, Slot, Spelled
 from ..calls.deviation import SpecificationError
 from ..calls.kinds import HASHES
+from ..calls.method import Method
 from ..calls.spelling import Spelling
 from .base import Field, Nothing
 from .batch_steps import TABLE_REF, BatchSteps, Step
@@ -227,10 +228,26 @@ class Batch(BatchSteps):
     def find_by_key(self, data: Drawing, cached: list[int]) -> None:
         """One of some cached pages is found by its key, where there is one and pools can find it so."""
         if cached and not self.lacks("keys") and self.offers("pool", "get_cached_page"):
-            page = data.one_of(cached)
-            key = Ref("pages", (page, ".page_hash", ".page_hash"))
-            group = self.spec.pages[page].page_hash.group_id
-            self.make_call(self.call_of("get_cached_page", POOL_REF, page_hash=key, kv_cache_group_ids=[group]))
+            self.make_call(self.call_of("get_cached_page", POOL_REF, **self.key_of(data.one_of(cached))))
+
+    def key_of(self, page: int) -> dict[str, Any]:
+        """The key of a cached page, and its group, as arguments."""
+        group = self.spec.pages[page].page_hash.group_id
+        return {"page_hash": Ref("pages", (page, ".page_hash", ".page_hash")), "kv_cache_group_ids": [group]}
+
+    def fitting(self, row: Method, call: Call) -> dict[str, Any]:
+        """See `BatchSteps.fitting`: instead of a page that is not cached now, the last of a request's that is."""
+        given = super().fitting(row, call)
+        if row.name != "get_cached_page":
+            return given
+        cached = self.cached_pages()
+        if given["page_hash"].path[0] in cached:
+            return given
+        lists = [group for name in self.names_of(live=True) for group in self.held(name)]
+        held = [page for pages in lists for page in pages if page in cached]
+        if not held:
+            raise self.left_out()
+        return given | self.key_of(held[-1])
 
     def can_accept_drafts(self) -> bool:
         """Whether requests with states can go on."""

@@ -11,7 +11,7 @@ import kvproof.spec
 
 from ..backends.loading import Backend
 from ..backends.raising import Ending
-from ..calls.datum import Call, Ref, renamed, resolve, said_of, written
+from ..calls.datum import Call, Ref, refs, renamed, resolve, said_of, written
 from ..calls.deviation import REFUSALS
 from ..calls.interfaces import BUILDS
 from ..calls.method import EVERY, Method, Table, bound, perform
@@ -262,8 +262,10 @@ class Calling(Machine):
         try:
             row = self.row_of_call(call)[1]
             given = call.arguments if call.refused else self.fitting(row, call)
-            for side in (self.spec, self.backend):
-                resolve((call.target, *given.values()), side)
+            for value in (call.target, *given.values()):
+                resolve(value, self.spec)
+                if all(isinstance(ref.of, int) for ref in refs(value)):  # what else a backend lacks is its fault
+                    resolve(value, self.backend)
             given = {name: renamed(value, self.named_now) for name, value in given.items()}
             self.make_call(replace(call, arguments=given))
         except _LeftOut:

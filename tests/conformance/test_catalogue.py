@@ -59,7 +59,6 @@ SOONEST = {
     "rows_not_waited_for": 3,
     "smaller_count_raises": 3,
     "joined_across_extra_keys": 4,
-    "map_made_amid_decoding": 3,
     "restore_mends_lists": 5,
     "the_last_slot_is_not_copied": 5,
     "freed_before_the_count_is_read": 6,
