@@ -42,7 +42,10 @@ __all__ = [
 
 
 class GoneError(LookupError):
-    """A `Ref` names what no call gave: the call that gave it was left out, or it was refused."""
+    """A `Ref` names what no call gave: the call that gave it was left out, or refused; or a side lacks it by a fault."""
+
+    def __str__(self) -> str:
+        return f"there is no {super().__str__()}"
 
 
 LEFT_OUT: Any = object()

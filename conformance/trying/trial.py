@@ -258,7 +258,7 @@ class Trial:
         outcome = attempt(lambda: perform(side, call, row))
         if isinstance(outcome.error, GoneError) and not self.strayed:
             whose = "specification" if side is self.spec else "backend"
-            raise FileError(f"{outcome.error}: there is no such thing on the side of the {whose}") from outcome.error
+            raise FileError(f"{outcome.error} on the side of the {whose}") from outcome.error
         return outcome
 
     def _seeded(self, call: Call) -> Call:
