@@ -42,7 +42,7 @@ __all__ = [
 
 
 class GoneError(LookupError):
-    """A `Ref` names what no call gave: the call that gave it was left out, or refused; or a side lacks it by a fault."""
+    """A `Ref` names what no call gave: the call that gave it was left out, or refused; or what one side lacks."""
 
     def __str__(self) -> str:
         return f"there is no {super().__str__()}"
