@@ -323,7 +323,7 @@ POOL = "pool = PagePool(4, True)\n"
         (f"{POOL}pool.get_usage = 2", "line 2: get_usage cannot be set"),
         (f"{POOL}pool.free_pages([*pages])", "line 2: *pages is no value"),
         (f"{POOL}pool.free_pages(*[])", "line 2: arguments must be written one by one"),
-        (f"{POOL}r = pool.get_new_pages(1)\npool.free_pages([r[3]])", "line 3: there is no r2[3] on the side of the specification"),
+        (f"{POOL}r = pool.get_new_pages(1)\npool.free_pages([r[3]])", "line 3: there is no r2[3] on the side of"),
         ("import os\nos.system('ls')", "line 2: os is a name that was not given before"),
         ("x = __import__('os')", "line 1: __import__ is no class, function or method of the interface"),
         ("x = [0] * 10**9", "line 1: [0] * 10 ** 9 has more than 1000000 entries"),
