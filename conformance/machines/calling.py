@@ -264,7 +264,7 @@ class Calling(Machine):
             given = call.arguments if call.refused else self.fitting(row, call)
             for value in (call.target, *given.values()):
                 resolve(value, self.spec)
-                if all(isinstance(ref.of, int) for ref in refs(value)):  # what else a backend lacks is its fault
+                if all(isinstance(ref.of, int) for ref in refs(value)):  # a state that lacks it is the backend's fault
                     resolve(value, self.backend)
             given = {name: renamed(value, self.named_now) for name, value in given.items()}
             self.make_call(replace(call, arguments=given))
