@@ -5,7 +5,7 @@ it is about, and its values are not drawn by kinds yet.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
 from typing import Any
 
@@ -233,22 +233,16 @@ SIZES = Table(
             spoils=1,
             logged=False,
         ),
-        Method(
-            "per_device_hbm_budget_bytes",
-            {
-                "util": wrong(0.0, -0.5, 1.5, nan, "0.5", True, None),
-                "mode": wrong("all", 1, None),
-                "safety_margin": wrong(*NEGATIVE),
-                "devices": wrong(None, 1),
-            },
-            Kind(plain=lambda number, _: int(number)),
-            "CACHE-1",
-            optional=True,
-            weight=1,
-            spoils=1,
+        replace(
+            _formula(
+                "per_device_hbm_budget_bytes",
+                util=wrong(0.0, -0.5, 1.5, nan, "0.5", True, None),
+                mode=wrong("all", 1, None),
+                safety_margin=wrong(*NEGATIVE),
+                devices=wrong(None, 1),
+            ),
             when=_is_told_devices,
             draw=_memory,
-            logged=False,
         ),
         _formula("align_to_multiple", value=number(0, 300, NO_INTS), multiple=_among((128, 1, 2), _NO_SIZES)),
         _formula("previous_power_of_2", n=number(0, 300)),

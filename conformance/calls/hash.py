@@ -11,7 +11,7 @@ from typing import Any
 from kvproof.spec.declarations import CacheSalt, ExtraKey, LoraAdapter, MultimodalItem, PromptEmbeddings
 
 from .datum import Prompt, Ref
-from .kinds import PLAIN, columns, number, spelled, wrong
+from .kinds import PLAIN, number, spelled, wrong, wrong_numbers
 from .method import Given, Kind, Method, Table
 from .source import Source
 from .spelling import NUMBERS
@@ -101,9 +101,7 @@ HASHING = Table(
             {
                 "hash_function": _FUNCTION,
                 "parent_page_hash": wrong(0, -1, "a", True),
-                "curr_page_token_ids": Kind(
-                    fault=lambda source, known, _: source.one_of([*_NO_TOKENS, *columns(known, [1])])
-                ),
+                "curr_page_token_ids": wrong_numbers(*_NO_TOKENS),
                 "extra_keys": wrong(*_NO_KEYS),
             },
             Kind("key", plain=_key),

@@ -29,7 +29,7 @@ __all__ = [
         "POOL_OPTIONS",
         "REQUEST_ID",
     ),
-    *("columns", "grouped", "number", "numbers_of", "recorded", "spelled", "wrong", "wrong_groups"),
+    *("columns", "grouped", "number", "numbers_of", "recorded", "spelled", "wrong", "wrong_groups", "wrong_numbers"),
 ]
 
 COUNTS = ("ref_cnt", "not in the queue exactly while at 0", "free pages", "numbers of free pages")
@@ -110,11 +110,14 @@ def wrong_groups(source: Source, known: Any, good: list[Ref], faults: Sequence[A
     return grouped(source, known, groups)
 
 
-def columns(known: Any, *lists: Sequence[Any]) -> list[Spelled]:
-    """Lists of numbers as arrays `[n, 1]`, which are no lists of numbers (R1); nothing for whoever takes no arrays."""
-    return [
-        Spelled(Spelling.INT64, tuple([number] for number in numbers)) for numbers in lists if known.takes_iterables
-    ]
+def columns(known: Any, numbers: Sequence[Any]) -> list[Spelled]:
+    """Numbers as an array `[n, 1]`, which is no list of numbers (R1); nothing for a backend that takes no arrays."""
+    return [Spelled(Spelling.INT64, tuple([number] for number in numbers))] if known.takes_iterables else []
+
+
+def wrong_numbers(*values: Any) -> Kind:
+    """A kind of lists of numbers: some values are always wrong, and so is an array of two dimensions."""
+    return Kind(fault=lambda source, known, _: source.one_of([*values, *columns(known, [1])]))
 
 
 def number(least: int = 0, most: int = 3, faults: Sequence[Any] = NEGATIVE) -> Kind:

@@ -9,7 +9,7 @@ from typing import Any
 from kvproof.spec.declarations import EngineRequestStatus
 
 from .datum import Prompt, Saying
-from .kinds import FLAG, NEGATIVE, POOL_OPTIONS, columns, number, wrong
+from .kinds import FLAG, NEGATIVE, POOL_OPTIONS, columns, number, wrong, wrong_numbers
 from .method import Given, Kind
 from .pool import EXPIRY, PRIORITY
 from .source import Source
@@ -61,7 +61,7 @@ SLOTS = {
     "delay_cache_pages": FLAG,
 }
 RANKING = {"request": REQUEST, "priority": PRIORITY, "num_tokens": LENGTH, "expires_at": EXPIRY}
-IDS = Kind(fault=lambda source, known, _: source.one_of([[-1], [2**31], [True], [1.0], 1, None, *columns(known, [1])]))
+IDS = wrong_numbers([-1], [2**31], [True], [1.0], 1, None)
 PIN_ID = Kind(fault=lambda source, known, _: source.likely([max([*known.pins, 6]) + 1], NEGATIVE))
 SWAP_ID = Kind(fault=lambda source, known, _: source.likely([max([*known.flights, 2]) + 1, -1], NO_INTS))
 SHARD = Kind(fault=lambda source, known, _: source.likely([known.first[0], -1], NO_INTS))

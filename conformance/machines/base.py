@@ -476,8 +476,8 @@ class Machine(RuleBasedStateMachine):
 
         Args:
             charge: labels for differences, by field, or one for all fields.
-            fixed: charge to these labels whatever the values are. A field that was not read before the call has its own
-                label.
+            fixed: True if the values that differ do not change the label. A field that was not read before the call
+                keeps its own.
         """
         if self.hurrying:
             return
