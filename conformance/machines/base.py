@@ -406,8 +406,8 @@ class Machine(RuleBasedStateMachine):
                 them of the specification's result.
             blame: the label for a difference between two results, where it depends on them.
             also: other labels that ``blame`` may give.
-            alone: whether no later call depends on the result: then it is not compared, and ends no example, where
-                its clauses are not looked at.
+            alone: True if no later call uses this result; such a result is compared only when one of its clauses is
+                selected.
 
         Returns:
             The results.

@@ -83,6 +83,8 @@ class Restoring(GroupSteps):
     @operation
     def restore_from(self, own: bool) -> None:
         """Restores the backend's manager from its own snapshot, or from the specification's."""
+        if not self.can_restore():
+            raise Nothing
 
         def act(side: Side) -> Any:
             if side is self.spec:

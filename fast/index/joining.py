@@ -55,9 +55,7 @@ def _put_before(run: Run, head: Run) -> None:
     parent.attach(head.start, head.extra, head.key, run)
     run.parent, run.key, run.start = parent, head.key, head.start
     run.num_agreed = head.num_agreed
-    if isinstance(run.tokens, bytes):
-        run.tokens = bytearray(run.tokens)
-    run.tokens[0:0] = head.tokens
+    run.tokens = bytearray(head.tokens) + run.tokens  # another object, of which nobody has a view
     run.pages[0:0] = head.pages
 
 
@@ -82,7 +80,7 @@ def _united(own: dict[int, _T] | None, others: dict[int, _T] | None) -> dict[int
 
 def renumber(gone: Run, kept: Run, run_cell: "memoryview[int]") -> None:
     """Makes the pages and branches of one run refer to another."""
-    pages = np.frombuffer(gone.pages, np.int32)
+    pages = np.array(gone.pages, np.int32)  # a copy: who keeps a view of an array keeps it from growing
     np.frombuffer(run_cell, np.uint32)[pages[pages != 0]] = kept.number
     for same in (gone.duplicates or {}).values():
         for page in same:

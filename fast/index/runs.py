@@ -122,7 +122,10 @@ class Run:
         """Appends tokens; the caller appends the pages."""
         if type(self.tokens) is bytes:
             self.tokens = bytearray(self.tokens)
-        self.tokens += tokens
+        try:
+            self.tokens += tokens
+        except BufferError:  # a look-up's view of them is alive: a profiler, a debugger or an error keeps its frame
+            self.tokens = self.tokens + tokens
 
     def cut(self, count: int) -> None:
         """Removes the last ``count`` pages, fewer than there are."""
@@ -130,7 +133,11 @@ class Run:
             return
         tokens: Any = self.tokens  # a bytearray: only a run of one page may share its tokens with its key
         del self.pages[-count:]
-        del tokens[-count * self.tree.page_bytes :]
+        end = -count * self.tree.page_bytes
+        try:
+            del tokens[end:]
+        except BufferError:  # see `lengthen`
+            self.tokens = tokens[:end]
         if self.digests:
             del self.digests[len(self.pages) :]
 
