@@ -509,7 +509,10 @@ class ManagerCalls(ShownManager, Generic[Pages, Pinned, Tables, Batch]):
         Raises:
             TypeError: ``snapshot`` is no mapping, or ``requests`` are none.
             ValueError: the snapshot is damaged, or does not fit the requests.
+            RuntimeError: Python runs with ``-O``, which leaves out the assertions that find a damage.
         """
+        if not __debug__:
+            raise refusal(RuntimeError, "MAN-14", "python -O leaves out the assertions that verify a snapshot")
         digest_of(hash_function, b"")  # refuses anything but a hash function
         parts = parts_of(snapshot)
         objects = objects_of(requests, cls._read_id)

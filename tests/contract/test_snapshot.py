@@ -6,6 +6,8 @@ what the format is, `test_golden_documents` holds.
 
 import itertools
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -550,6 +552,19 @@ def test_a_few_bytes_ask_for_no_more_memory_than_they_tell_of(package: ModuleTyp
     assert restored.get_page_ids("b") == ([*[0] * 999, 2],)
     if package is fast:
         assert restored.coordinator.groups[0].cells.nbytes < 2**10 + 32 * most, "eight cells a slot at most"
+
+
+@pytest.mark.parametrize("package", [spec, fast], ids=["spec", "fast"])
+def test_sec_3_no_snapshot_is_taken_unverified(package: ModuleType) -> None:
+    """Where Python leaves assertions out, `check` finds nothing."""
+    name = package.__name__
+    code = f"import {name} as package; package.CacheManager.restore(package.CacheManager(4, [], 8).snapshot())"
+    taken, refused = (
+        subprocess.run([sys.executable, *options, "-c", code], capture_output=True, text=True, check=False)
+        for options in ([], ["-O"])
+    )
+    assert taken.returncode == 0, taken.stderr
+    assert "RuntimeError: python -O leaves out" in refused.stderr
 
 
 def test_slots_are_given_as_before(package: ModuleType) -> None:
