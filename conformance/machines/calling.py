@@ -262,10 +262,10 @@ class Calling(Machine):
         try:
             row = self.row_of_call(call)[1]
             given = call.arguments if call.refused else self.fitting(row, call)
-            for value in (call.target, *given.values()):
-                resolve(value, self.spec)
-                if all(isinstance(ref.of, int) for ref in refs(value)):  # a state that lacks it is the backend's fault
-                    resolve(value, self.backend)
+            for ref in refs((call.target, *given.values())):  # a request says nothing yet: the call may be refused
+                resolve(ref, self.spec)
+                if isinstance(ref.of, int):  # a state that lacks it is the backend's fault
+                    resolve(ref, self.backend)
             given = {name: renamed(value, self.named_now) for name, value in given.items()}
             self.make_call(replace(call, arguments=given))
         except _LeftOut:

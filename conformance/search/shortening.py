@@ -108,8 +108,8 @@ class _Shortening:
             self._grow_at_once()
             self._leave_out_beginning()
             self._take_apart()
-            self._leave_out_alike()
             self._leave_out_steps()
+            self._leave_out_alike()
             long = self.found
             self._simplify_last()
             if self.found is not long:
