@@ -22,6 +22,7 @@ from .properties import start, step
 from .ragged import (
     BASES,
     COMMON,
+    IN_PAGES,
     LATENT,
     LIMITS,
     MASKS,
@@ -211,6 +212,10 @@ _BESIDE_A_WIDE_WINDOW = 8
 
 There the window is wider than the chunks and binds nowhere."""
 
+_OF_ONE_BASE = 4
+"""The place of the option that is in no program of the other base, where there are five: it is in the first, third and
+last. That is none of those which change what stands in a page, as the bases are layouts of pages."""
+
 _NO_MASK = "v_head_dim"
 """What stands at that place: an option that is a shape, which binds always or never."""
 
@@ -306,6 +311,9 @@ class RaggedMachine(AttentionFaults):
         masks = [mask for mask in MASKS if mask in self.options]
         others = [option for option in self.options if option not in (*masks, _NO_MASK)]
         order = masks + list(self.session.one_of_few("options", tuple(data.draw(st.permutations(others))), 1))
+        elsewhere = [place for place in range(len(masks), len(order)) if order[place] not in IN_PAGES]
+        if elsewhere and order[_OF_ONE_BASE : _OF_ONE_BASE + 1] and order[_OF_ONE_BASE] in IN_PAGES:
+            order[_OF_ONE_BASE], order[elsewhere[0]] = order[elsewhere[0]], order[_OF_ONE_BASE]
         if _NO_MASK in self.options:
             order.insert(_BESIDE_A_WIDE_WINDOW, _NO_MASK)
         shares: list[list[str]] = []

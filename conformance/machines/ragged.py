@@ -21,7 +21,7 @@ from .layouts import LatentLayout, Layout
 __all__ = [
     *("BASES", "COMMON", "GPU_INTERPRETED", "INTERPRETED", "LATENT", "LIMITS"),
     *("MASKS", "NARROW", "OPTIONS", "SETUPS", "WIDE_WINDOW", "Batch", "Setup"),
-    *("draw_batch", "name_with", "shared_out"),
+    *("IN_PAGES", "draw_batch", "name_with", "shared_out"),
 ]
 
 
@@ -241,6 +241,9 @@ OPTIONS: dict[str, Callable[[Setup], Setup]] = {
     "v_head_dim": lambda setup: replace(setup, layout=replace(setup.layout, dims=(setup.layout.dims[0], 8))),
 }
 """Every option of attention, as what it makes of a setup without it."""
+
+IN_PAGES = frozenset({"k_scale", "v_scale"})
+"""The options that change what stands in a page."""
 
 BASES = {
     "plain": Setup(Layout()),
